@@ -8,7 +8,7 @@ come and go. Three systems take turns within a round: stock vLLM at plain decodi
 model at k = 3, and the loop. A figure is thread CPU time of the mean step, the median over rounds.
 
     loop_us      schedule_us + update_us of the loop, less those of plain decoding
-    stepper_us   the part of it in `loop.stepper` and `loop.requests`
+    stepper_us   the part of it in `loop.stepper` and `loop.request_table`
     core_us      the part of that in the control core
     model_share  of the loop's steps, those in which a model drafted
 """
@@ -28,7 +28,7 @@ from unittest import mock
 
 import numpy as np
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.loop.requests import Requests
+from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.stepper import Stepper
 from outrider_runtime.simulate.replay.engine import Setting
 from outrider_runtime.simulate.replay.workload import Lengths, closed
@@ -114,7 +114,7 @@ class PartTimes:
 
 @contextmanager
 def _loop_timed(times: PartTimes) -> Iterator[None]:
-    parts = [(STEPPER, Stepper, STEPPER_CALLS), (STEPPER, Requests, ("deliver",)), (CORE, Controller, CORE_CALLS)]
+    parts = [(STEPPER, Stepper, STEPPER_CALLS), (STEPPER, RequestTable, ("deliver",)), (CORE, Controller, CORE_CALLS)]
     with ExitStack() as stack:
         for part, owner, names in parts:
             for name in names:

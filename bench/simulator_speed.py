@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 
 from bench.replay.settings import Case, ours, plain, setting
 from bench.replay.static_load import Point as Load
@@ -72,9 +72,9 @@ def measure(name: str, requests: int) -> Point:
     )  # fmt: skip
 
 
-def _round(system: Any, requests: int) -> tuple[float, float, Engine]:
+def _round(system: Any, requests: int) -> tuple[float, float, ReplayEngine]:
     policy: Any = Timed(system.build(CASE, 0))
-    engine = Engine(setting(CASE, system), load(Load(CASE, requests), 0), policy)
+    engine = ReplayEngine(setting(CASE, system), load(Load(CASE, requests), 0), policy)
     began = time.thread_time()
     engine.run()
     return time.thread_time() - began, policy.seconds, engine

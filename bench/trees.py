@@ -21,8 +21,8 @@ from outrider_runtime.control.selection.nodes import select
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.value import Price
 from outrider_runtime.simulate.recording import DEPTH, WIDTH, Recording
-from outrider_runtime.simulate.replay.beams import Beams
-from outrider_runtime.simulate.replay.proposals import mean_hazards
+from outrider_runtime.simulate.replay.beams import RecordedBeams
+from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
 from outrider_runtime.simulate.replay.workload import Lengths, closed
 
 from bench.replay import trees
@@ -51,7 +51,7 @@ def batch(requests: int) -> Batch:
     )  # fmt: skip
 
 
-def forest_at(beams: Beams, at: NDArray[np.int64]) -> tuple[Forest, NDArray[np.bool_]]:
+def forest_at(beams: RecordedBeams, at: NDArray[np.int64]) -> tuple[Forest, NDArray[np.bool_]]:
     """The whole beams at some positions, and which of the nodes the target takes."""
     table = beams.table(at, np.full(len(at), DEPTH), WIDTH)
     request, parent, depth, rank, confidence = table.nodes
@@ -71,7 +71,7 @@ class Judged:
 
     def __init__(self, made: Recording) -> None:
         self.known = Acceptance(Settings((TREES,), DEPTH, REQUESTS))
-        beams = Beams(made.trees["eagle"])
+        beams = RecordedBeams(made.trees["eagle"])
         order = np.random.default_rng(0).permutation(made.start[-1])
         steps = len(order) // REQUESTS
         self.accepted: list[float] = []
@@ -80,7 +80,7 @@ class Judged:
         for step in range(steps):
             self._step(beams, order[step * REQUESTS :][:REQUESTS], judges=step >= WARM * steps)
 
-    def _step(self, beams: Beams, at: NDArray[np.int64], *, judges: bool) -> None:
+    def _step(self, beams: RecordedBeams, at: NDArray[np.int64], *, judges: bool) -> None:
         running, (forest, right) = batch(len(at)), forest_at(beams, at)
         paths, everything = self.known.node_paths(running, forest), np.ones(len(forest), bool)
         tried = trials(forest, everything, right)
@@ -179,7 +179,7 @@ def _goodput(place: Place, requests: int, seed: int) -> float:
 def of_selection() -> dict[str, Any]:
     """Thread CPU time of one selection over 64 requests of 32 candidates each, another forest at every step."""
     made, price = recording(0.7), _price(REQUESTS * CANDIDATES)
-    beams, rng, means = Beams(made.trees["eagle"]), np.random.default_rng(0), []
+    beams, rng, means = RecordedBeams(made.trees["eagle"]), np.random.default_rng(0), []
     known = Acceptance(Settings((TREES,), DEPTH, REQUESTS))
     for run in range(RUNS + 1):
         spent = 0.0

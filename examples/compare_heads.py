@@ -35,7 +35,7 @@ from outrider_crds.spec import (
 )
 from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.control.data.plans import Outcome
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch
 from train_eagle3 import figure, positive, read_prompts
@@ -94,7 +94,7 @@ def run_alone(work: Work) -> list[float]:
     engine = start_engine(launch.load_plan())
     loop = engine.engine_core.engine_core.scheduler.outrider
     loop.pin(work.draft_tokens, DRAFTER)
-    steps: list[Told] = []
+    steps: list[FinishedStep] = []
     loop.listeners.append(steps.append)
     greedy = SamplingParams(temperature=0.0, max_tokens=work.length)
     for number, prompt in enumerate(work.prompts):

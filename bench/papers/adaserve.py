@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from outrider_runtime.control.settings import SLOClass
-from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, open_load, poisson, with_classes
 
 from bench.replay import trees
@@ -86,7 +86,7 @@ def cell(place: Place, system: System, share: float, targets: Mapping[float, flo
     return Cell(*np.mean([_figures(engine, slo) for engine in engines], axis=0).round(4).tolist())
 
 
-def _figures(engine: Engine, slo: Sequence[SLOClass]) -> tuple[float, float, float]:
+def _figures(engine: ReplayEngine, slo: Sequence[SLOClass]) -> tuple[float, float, float]:
     load_ = engine.requests.load
     met = trees.tpot_s(engine) <= np.array([one.tpot_s for one in slo])[load_.slo_class]
     return float(met[load_.slo_class == 0].mean()), float(met.mean()), float(load_.output[met].sum() / engine.now)

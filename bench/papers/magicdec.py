@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.settings import HotSettings, Settings
 from outrider_runtime.simulate.recording import Recording
-from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Workload
 
 from bench.host_costs import added_us
@@ -119,7 +119,7 @@ def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
     return alone_rates(served(cell, name, [context] * (WAVES * cell.requests), seed), cell.requests, 1)[0]
 
 
-def alone_rates(engine: Engine, clients: int, phases: int) -> list[float]:
+def alone_rates(engine: ReplayEngine, clients: int, phases: int) -> list[float]:
     """Tokens a second in each phase, while `clients` of its requests decode, and nobody else does."""
     log, found = engine.log, []
     now, step_s, tokens, running = map(np.array, (log.now, log.step_s, log.tokens, log.requests))
@@ -132,13 +132,13 @@ def alone_rates(engine: Engine, clients: int, phases: int) -> list[float]:
     return found
 
 
-def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> Engine:
+def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> ReplayEngine:
     """Requests read one token; once they decode they have their context."""
     world = settings.world(cell.part.world)
     limits = Limits(max_requests=settings.MOST_REQUESTS, kv_tokens=world.kv_tokens)
     cost = added_us([drafter.name for drafter in POOL]) if name == OURS else ((1, 0.0),)
     setting = Setting(world, cell.recording, POOL, limits, cost, asynchronous=True)
-    engine = Engine(setting, workload(cell, len(contexts), seed), policy(cell.part, name, seed))
+    engine = ReplayEngine(setting, workload(cell, len(contexts), seed), policy(cell.part, name, seed))
     requests, grown = engine.requests, np.zeros(len(contexts), bool)
     while engine.advance():
         new = (requests.produced > 0) & ~grown

@@ -25,10 +25,10 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
-from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
+from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.profile import fitted
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import Pass, TargetTimes, World
@@ -122,12 +122,12 @@ def latency_s(table: Table, load: Workload, policy: Policy, world: World | None 
     return float((requests.done_s - requests.arrived_s).mean())
 
 
-def ran(table: Table, load: Workload, policy: Policy, world: World | None = None) -> Engine:
+def ran(table: Table, load: Workload, policy: Policy, world: World | None = None) -> ReplayEngine:
     world = world or world_of(table)
     setting = Setting(
         world, _recording(table), POOL, replace(LIMITS, kv_tokens=world.kv_tokens), confidences=False
     )  # fmt: skip
-    engine = Engine(setting, load, policy)
+    engine = ReplayEngine(setting, load, policy)
     engine.run()
     return engine
 

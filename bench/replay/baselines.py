@@ -9,7 +9,7 @@ from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.proposals import mean_hazards
+from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 TABLE_CONTEXT = 600

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 from outrider_runtime.simulate.replay.workload import Workload
 
 from bench.replay.settings import Case, System, setting
@@ -43,12 +43,12 @@ COUNT = Count()
 
 def run(case: Case, system: System, load: Workload, seed: int) -> Result:
     COUNT.cells += 1
-    engine = Engine(setting(case, system), load, system.build(case, seed))
+    engine = ReplayEngine(setting(case, system), load, system.build(case, seed))
     engine.run()
     return _result(engine)
 
 
-def _result(engine: Engine) -> Result:
+def _result(engine: ReplayEngine) -> Result:
     requests, load, log = engine.requests, engine.requests.load, engine.log
     tokens, step_s = np.array(log.tokens), np.array(log.step_s)
     goodput = float(tokens.sum() / engine.now)

@@ -13,12 +13,12 @@ from outrider_runtime.control.cost.model import LatencyModel
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate import recording as recordings
-from outrider_runtime.simulate import service
+from outrider_runtime.simulate import service_manifest
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, Setting
+from outrider_runtime.simulate.replay.fitted_profile import LONGEST_REQUEST, fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.profile import LONGEST_REQUEST, fitted
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.worlds import world as worlds
 
 from bench.host_costs import added_us
@@ -34,7 +34,7 @@ SLOTS = Limits(max_requests=MOST_REQUESTS).slots
 STATIC = (1, 2, 3, 5)
 PROFILES = 4
 """Different noisy profiles; a seed takes one in turn."""
-TRAITS = service.TRAITS | {"sparse": replace(service.TRAITS["sparse"], kv_budget=512)}
+TRAITS = service_manifest.TRAITS | {"sparse": replace(service_manifest.TRAITS["sparse"], kv_budget=512)}
 POOLS = {
     "llama-3.1-8b-h200": ("eagle", "lookup"),
     "llama-3.1-8b-h100": ("eagle", "lookup"),

@@ -13,9 +13,9 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.simulate.recording import WIDTH
-from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Workload
 
 from bench.host_costs import added_us
@@ -86,19 +86,19 @@ def budget(place: Place, seed: int) -> int:
     return round(cost.knee_tokens)
 
 
-def run(place: Place, system: System, load: Workload, seed: int, classes: Classes = ()) -> Engine:
+def run(place: Place, system: System, load: Workload, seed: int, classes: Classes = ()) -> ReplayEngine:
     one = world(place.world)
     setting = Setting(
         one, recording(place.acceptance), (TREES,), Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens),
         added_us([TREES.name], "stepper_us") if system.decides else ((1, 0.0),),
         asynchronous=False, bundled=True,
     )  # fmt: skip
-    engine = Engine(setting, load, system.build(place, seed, classes))
+    engine = ReplayEngine(setting, load, system.build(place, seed, classes))
     engine.run()
     return engine
 
 
-def tpot_s(engine: Engine) -> NDArray[np.float64]:
+def tpot_s(engine: ReplayEngine) -> NDArray[np.float64]:
     """Of each request."""
     requests = engine.requests
     return np.asarray((requests.done_s - requests.first_s) / np.maximum(1, requests.load.output - 1))

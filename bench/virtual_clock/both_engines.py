@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 
 from bench.replay.settings import PROFILES, pool, profile
 from bench.virtual_clock.cells import Cell
@@ -18,7 +18,7 @@ def both(cell: Cell, seed: int) -> tuple[Served, Served]:
 
 
 def _replayed(cell: Cell, seed: int) -> Served:
-    engine = Engine(cell.setting(), cell.load(seed), cell.policy().build(cell.case, seed))
+    engine = ReplayEngine(cell.setting(), cell.load(seed), cell.policy().build(cell.case, seed))
     engine.run()
     requests = engine.requests
     latency_s = float((requests.done_s - requests.arrived_s).mean())

@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import Drafter, DraftPrefill, SpeculationMode
-from outrider_runtime.loop import requests as loop_requests
+from outrider_runtime.loop import request_table as loop_requests
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device
 from outrider_runtime.simulate.replay.engine import Log, Setting
-from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Requests
+from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, ReplayRequests
 from outrider_runtime.simulate.replay.workload import Workload
 from outrider_runtime.vllm_plugin import arguments, launch
 from outrider_runtime.worker_notes import write_device_ranks
@@ -81,7 +81,7 @@ def served(
 
     host: see `charge`; None: the host takes no time. watch: gets the engine core before it serves.
     """
-    clock, requests = Clock(), Requests(replace(load, output=load.output + DEPTH))  # drafters know no end
+    clock, requests = Clock(), ReplayRequests(replace(load, output=load.output + DEPTH))  # drafters know no end
     device = Device(setting.world, setting.recording, setting.drafters, requests)
     names = [one.name for one in setting.drafters]
     drafter = names.index(stock.drafter) if stock and stock.drafter else None
@@ -141,7 +141,7 @@ def charge(core: Any, clock: Clock, host: HostCosts) -> None:
     scheduler.schedule, scheduler.update_from_output = scheduled, updated
 
 
-def _serve(core: Any, load: Workload, requests: Requests, clock: Clock) -> None:
+def _serve(core: Any, load: Workload, requests: ReplayRequests, clock: Clock) -> None:
     """Requests arrive between the engine core's steps."""
     following, running = 0, 0
     while following < len(load) or running or core.batch_queue:
@@ -158,7 +158,7 @@ def _serve(core: Any, load: Workload, requests: Requests, clock: Clock) -> None:
         running -= _note(outputs or {}, requests, clock.now)
 
 
-def _note(outputs: dict[int, Any], requests: Requests, now: float) -> int:
+def _note(outputs: dict[int, Any], requests: ReplayRequests, now: float) -> int:
     """The requests that ended."""
     ended = 0
     for output in (one for client in outputs.values() for one in client.outputs):

@@ -14,9 +14,9 @@ import torch
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.simulate.recording import DEPTH
-from outrider_runtime.simulate.replay.device import Device, Ran
+from outrider_runtime.simulate.replay.device import Device, DeviceStep
 from outrider_runtime.simulate.replay.engine import Log, OnDevice
-from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books
+from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, Books
 from outrider_runtime.simulate.replay.workload import Ints
 from outrider_runtime.vllm_plugin.device_ranking import verification_lengths
 from outrider_runtime.vllm_plugin.messages import (
@@ -164,7 +164,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self._acceptance[books.rows] = 0.0
         self._acceptance[books.rows, : said.shape[1]] = acceptance(torch.tensor(made), order.calibration)
 
-    def _note(self, ran: Ran, requests: int, verified: int) -> None:
+    def _note(self, ran: DeviceStep, requests: int, verified: int) -> None:
         self.log.now.append(self._free_at)
         self.log.step_s.append(ran.seconds)
         self.log.tokens.append(int(ran.tokens.sum()))
@@ -198,7 +198,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
 
     def _tell(
-        self, made: ModelRunnerOutput, order: DraftOrder, ran: Ran, books: Books, ranked: Ints | None
+        self, made: ModelRunnerOutput, order: DraftOrder, ran: DeviceStep, books: Books, ranked: Ints | None
     ) -> None:  # fmt: skip
         """Report as the worker does: in asynchronous scheduling the report on a step's drafting goes with the next
         output. ranked: (N,), what the device chose to verify."""
@@ -220,7 +220,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         attach(made, told)
 
 
-def _sampled(ran: Ran) -> list[list[int]]:
+def _sampled(ran: DeviceStep) -> list[list[int]]:
     """What each request gets; nothing where its prompt is not read to its end."""
     made = np.where(ran.tokens > 0, 1 + ran.accepted, 0)
     return [[TOKEN] * count for count in made.tolist()]

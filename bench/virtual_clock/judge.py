@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 from outrider_runtime.simulate.replay.workload import Workload, closed
 
 from bench.host_costs import LOOP, SPECULATING, host_costs
@@ -176,7 +176,7 @@ def stock(name: str) -> Stock:
 
 def _replayed_s(point: JudgePoint, name: str, seed: int) -> float:
     cell = point.cell(name)
-    engine = Engine(cell.setting(), point.load(seed), cell.policy().build(cell.case, seed))
+    engine = ReplayEngine(cell.setting(), point.load(seed), cell.policy().build(cell.case, seed))
     engine.run()
     latency_s = engine.requests.done_s - engine.requests.arrived_s
     return float(latency_s[point.clients :].mean())

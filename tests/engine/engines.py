@@ -37,7 +37,7 @@ from outrider_crds.spec import (
     SpeculationMode,
 )
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import arguments as arguments_
 from outrider_runtime.vllm_plugin import launch
@@ -262,7 +262,7 @@ class Verified(NamedTuple):
     """Who was asked first."""
 
 
-def verified(told: Told, drafters: Sequence[str]) -> list[Verified]:
+def verified(told: FinishedStep, drafters: Sequence[str]) -> list[Verified]:
     """Of each request that somebody was asked for."""
     outcome, found = told.outcome, list[Verified]()
     forest = outcome.forest
@@ -288,7 +288,7 @@ class Bench:
         self.scheduler = core.scheduler
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.loop: ControlLoop = self.scheduler.outrider
-        self.steps: list[Told] = []
+        self.steps: list[FinishedStep] = []
         self.loop.listeners.append(self.steps.append)
 
     def fresh(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider_crds.spec import Drafter
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures
 from outrider_runtime.vllm_plugin.messages import (
@@ -167,6 +167,6 @@ def ordered(
     drafters: Sequence[Drafter], *, asynchronous: bool = False, extra: Sequence[str] = (), target: Path = engines.TARGET
 ) -> Iterator[OrderedBench]:
     made = engines.make_plan(drafters, extra=[SCHEDULER, *extra], target=target)
-    plan = made.model_copy(update={"pool": Pool(hosted=tuple(drafters))})
+    plan = made.model_copy(update={"pool": HostedPool(hosted=tuple(drafters))})
     with engines._asynchronous_scheduling() if asynchronous else nullcontext(), engines.engine(plan) as llm:
         yield OrderedBench(llm, drafters, plan)

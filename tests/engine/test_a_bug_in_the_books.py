@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from outrider_crds.state import RuntimeState
-from outrider_runtime.loop.caches import Caches
-from outrider_runtime.loop.requests import Requests
+from outrider_runtime.loop.draft_caches import DraftCaches
+from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.stepper import Stepper
 from outrider_runtime.snapshot import read_snapshot
 
@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 SCHEDULER = "outrider_runtime.vllm_plugin.scheduler"
 CALLS: list[tuple[type | str, str]] = [
     (Stepper, "verify"), (Stepper, "draft"), (Stepper, "news"), (Stepper, "done"), (Stepper, "leaves"),
-    (Requests, "arrived"), (Requests, "running"), (Requests, "deliver"), (Caches, "missing"), (Caches, "allocated"),
+    (RequestTable, "arrived"), (RequestTable, "running"), (RequestTable, "deliver"),
+    (DraftCaches, "missing"), (DraftCaches, "allocated"),
     (SCHEDULER, "scored_counts"), (SCHEDULER, "sampled_counts"), (SCHEDULER, "deliveries"), (SCHEDULER, "view"),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import SMALL, Asked, bench, draft_model, sparse_self
@@ -113,7 +113,7 @@ def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[in
             return order
         if not ready[0]:
             end = min(known, caught[0] + chunk)
-            order = order._replace(holes=(Hole(WHOLE, 0, caught[0], end),))
+            order = order._replace(holes=(KVGap(WHOLE, 0, caught[0], end),))
             caught[0] = end
             if end < known:
                 return order

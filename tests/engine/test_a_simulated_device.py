@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines.vllm_engine import VLLMEngine
 from outrider_runtime.profiler.grid import GridPoint
@@ -37,7 +37,7 @@ POINTS = (
 
 class Slowing(NamedTuple):
     device: Device
-    steps: list[Told]
+    steps: list[FinishedStep]
     visits: list[Visit]
     """By the profiler, afterwards."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_runtime.loop import state
+from outrider_runtime.loop import pod_state
 
 from tests.engine import planted_models
 from tests.engine.engines import POOR_DRAFT, SMALL, Asked, Bench, bench, block, draft_model, eagle, interleaved, lookup
@@ -74,7 +74,7 @@ def proposed_by(engine: Bench, drafter: str) -> int:
 
 
 def test_state_names_each_block_drafter(engine: Bench) -> None:
-    drafters = state.drafters(engine.loop, engine.loop.state(), {})
+    drafters = pod_state.drafters(engine.loop, engine.loop.state(), {})
     assert [drafter.kind for drafter in drafters] == ["", "DFlash", "", "DSpark", ""]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.local_manifest import load_local_service
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import arguments
@@ -35,7 +35,7 @@ def launch_plan() -> LaunchPlan:
     """Of the example, with a second head."""
     service = load_local_service(EXAMPLE)
     head = next(one for one in service.boot.draft_pool if one.eagle is not None)
-    pool = Pool(hosted=(*service.boot.draft_pool, head.model_copy(update={"name": "second"})))
+    pool = HostedPool(hosted=(*service.boot.draft_pool, head.model_copy(update={"name": "second"})))
     return LaunchPlan(
         boot=service.boot, hot=service.hot, paths=Paths(run_dir="/run"), pool=pool, engine_version="0.32.0"
     )
@@ -66,7 +66,7 @@ def captured(sizes: list[int], drafted: int, requests: int, table: Table | None,
     from outrider_runtime.vllm_plugin import cpu
 
     cpu.install()
-    from outrider_runtime.vllm_plugin.verification import capture_every_length
+    from outrider_runtime.vllm_plugin.graph_lengths import capture_every_length
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu import cudagraph_utils
 
@@ -141,7 +141,7 @@ def decoding(manager: Any, lengths: list[int]) -> Any:
 
 def test_equal_lengths_run_in_a_whole_graph_and_others_in_pieces() -> None:
     """What the state calls Uniform, and what the two prices of a step are for."""
-    from outrider_runtime.vllm_plugin.verification import verification
+    from outrider_runtime.vllm_plugin.graph_lengths import verification
 
     sizes, table = given_to_vllm()
     manager = captured(sizes, DRAFTED, REQUESTS, table)
@@ -161,7 +161,7 @@ lengths_of_requests = st.lists(st.integers(1, DRAFTED + 1), min_size=1, max_size
 def test_where_the_attention_allows_it_every_mix_of_lengths_runs_in_a_whole_graph(lengths: list[int]) -> None:
     """Bug: on GPUs the price of a length of one's own for each request was a step in pieces (FlashAttention 3 and
     Triton replay graphs of any lengths). The padding is bounded."""
-    from outrider_runtime.vllm_plugin.verification import verification
+    from outrider_runtime.vllm_plugin.graph_lengths import verification
 
     sizes, table = given_to_vllm()
     manager = captured(sizes, DRAFTED, REQUESTS, table, varlen=True)
@@ -307,7 +307,7 @@ def test_vllms_backends_say_what_they_can_replay() -> None:
     from outrider_runtime.vllm_plugin import cpu
 
     cpu.install()
-    from outrider_runtime.vllm_plugin.verification import any_length_fits
+    from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
     from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
@@ -326,7 +326,7 @@ def test_vllms_backends_say_what_they_can_replay() -> None:
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
 def test_where_no_graph_is_made_for_one_length_all_lengths_are_alike(mode: str) -> None:
     """CPUs, backends without whole graphs, and those whose whole graphs fit any batch."""
-    from outrider_runtime.vllm_plugin.verification import verification
+    from outrider_runtime.vllm_plugin.graph_lengths import verification
 
     manager = captured(graph_sizes(DRAFTED, REQUESTS), DRAFTED, REQUESTS, SOME, mode=mode)
     assert verification(manager) == "Varlen"

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
@@ -164,9 +164,9 @@ def test_holes_are_closed_by_the_draft_model_that_has_them() -> None:
         def close_holes(self, holes: Any, _batch: Any) -> None:
             closed.append(holes)
 
-    holes = (Hole(1, 2, 5, 9),)
+    holes = (KVGap(1, 2, 5, 9),)
     step, _ = drafted([Member(10), Draft(20)], order([IDLE, 2], [1] * 4, holes=holes), batch=["c", "a", "b", "d"])
-    assert closed == [[Hole(1, 0, 5, 9)]], "the request's row in the batch"
+    assert closed == [[KVGap(1, 0, 5, 9)]], "the request's row in the batch"
     assert step.report().catch_up_s[1] >= 0
 
 
@@ -181,7 +181,7 @@ def test_a_draft_model_that_cannot_close_its_holes_leaves_only_those_open() -> N
         def close_holes(self, *_: Any) -> None:
             raise RuntimeError("out of workspace")
 
-    holes = (Hole(0, 0, 5, 9), Hole(1, 0, 5, 9))
+    holes = (KVGap(0, 0, 5, 9), KVGap(1, 0, 5, 9))
     report = drafted([Broken(10), Draft(20)], order([2, 2], [0, 1, 0, 1], holes=holes))[0].report()
     assert set(report.catch_up_s) == {1}
     assert set(report.failures) == {0}

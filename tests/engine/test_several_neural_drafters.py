@@ -17,7 +17,7 @@ import pytest
 import torch
 from outrider_crds.spec import Drafter
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
 from safetensors.torch import load_file, save_file
 
@@ -213,7 +213,7 @@ def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench) -> None:
             seen["until"] = request.num_computed_tokens
             return order
         order.passes[1], order.chosen[:] = MOST, 1
-        holes = (Hole(1, 0, 0, request.num_computed_tokens),) if step == skipped else ()
+        holes = (KVGap(1, 0, 0, request.num_computed_tokens),) if step == skipped else ()
         return order._replace(draft_tokens=MOST, holes=holes)
 
     def first(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:

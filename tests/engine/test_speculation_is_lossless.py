@@ -20,8 +20,8 @@ from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.loop import stepper
-from outrider_runtime.loop.caches import Caches
 from outrider_runtime.loop.coverage import ScheduledStep
+from outrider_runtime.loop.draft_caches import DraftCaches
 from outrider_runtime.loop.orders import Order, carry_out
 
 from tests.engine.engines import POOR_DRAFT, SMALL, TARGET, Bench, bench, draft_model, eagle, lookup, sparse_self
@@ -224,7 +224,7 @@ class Resume:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stepper, "carry_out", self._carry_out)
             if self._over_holes:
-                patch.setattr(Caches, "is_whole", lambda _caches, _number, step: np.ones(len(step.slots), bool))
+                patch.setattr(DraftCaches, "is_whole", lambda _caches, _number, step: np.ones(len(step.slots), bool))
             patch.setattr(self._engine.loop, "plan_verify", all_proposed)
             return self._engine.run([(PROMPTS[number], {}) for number in self.NUMBERS], before_step=self._note)
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.vllm_plugin import arguments
 
 from tests.engine.engines import boot_config, eagle, lookup, own_environment
@@ -28,7 +28,7 @@ def test_the_profiler_starts_the_engine_that_serves(product: str, monkeypatch: p
     from vllm.v1.engine.llm_engine import LLMEngine
 
     pool = (lookup(), eagle(HEAD))
-    plan = plan_of(boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool)), Pool(hosted=pool))
+    plan = plan_of(boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool)), HostedPool(hosted=pool))
     given: dict[str, Any] = {}
     started = staticmethod(lambda arguments, **how: given.update(how, arguments=arguments))
     monkeypatch.setattr(LLMEngine, "from_engine_args", started)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from outrider_crds.spec import Backend
 
+from outrider_runtime.drafters.draft_configs import Models, other_vocabulary, other_width, too_many_tokens
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, other_vocabulary, other_width, too_many_tokens
 
 SERVED_KINDS = ("DFlash", "DFlash2", "DSpark")
 

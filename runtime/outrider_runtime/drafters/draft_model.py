@@ -7,8 +7,8 @@ it is 1.00 again.
 
 from __future__ import annotations
 
+from outrider_runtime.drafters.draft_configs import Models, block_drafter, other_vocabulary, parallel_format
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, block_drafter, other_vocabulary, parallel_format
 
 
 def obstacle(models: Models) -> str:

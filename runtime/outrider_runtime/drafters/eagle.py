@@ -6,8 +6,7 @@ whatever was skipped, its whole prompt included. So a hole is not forbidden, and
 
 from __future__ import annotations
 
-from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import (
+from outrider_runtime.drafters.draft_configs import (
     Models,
     block_drafter,
     other_vocabulary,
@@ -15,6 +14,7 @@ from outrider_runtime.drafters.models import (
     parallel_format,
     too_many_tokens,
 )
+from outrider_runtime.drafters.method import Method
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 

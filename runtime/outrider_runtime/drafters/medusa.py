@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from outrider_crds.spec import Backend
 
+from outrider_runtime.drafters.draft_configs import Models, other_vocabulary
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, other_vocabulary
 
 HEADS = "medusa_num_heads"
 

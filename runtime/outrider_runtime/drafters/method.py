@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from outrider_crds.spec import Backend
 
 from outrider_runtime.control.settings import PROBABILITY_EDGES
-from outrider_runtime.drafters.models import Models
+from outrider_runtime.drafters.draft_configs import Models
 
 
 def nothing_known(_models: Models) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from outrider_crds.spec import Backend
 
+from outrider_runtime.drafters.draft_configs import Models
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models
 
 
 def obstacle(models: Models) -> str:

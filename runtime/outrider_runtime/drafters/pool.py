@@ -14,7 +14,7 @@ from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, 
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
-from outrider_runtime.drafters.models import ModelConfig, Models, target_config, typed_config
+from outrider_runtime.drafters.draft_configs import ModelConfig, Models, target_config, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
 
@@ -29,7 +29,7 @@ class ModelPlaces(Model):
         return host_path.path if host_path is not None and not self.mounted else model_location(model, mount)
 
 
-class Pool(Model):
+class HostedPool(Model):
     hosted: tuple[Drafter, ...] = ()
     """In the pool's order. A drafter's place here is its number in what scheduler and worker tell each other."""
     dropped: dict[str, str] = {}
@@ -48,20 +48,20 @@ class Pool(Model):
         selves = [drafter for drafter in self.hosted if drafter.sparse_self is not None]
         return next(iter((*heads, *self.neural, *selves, *self.hosted)), None)
 
-    def without(self, name: str, reason: str) -> Pool:
+    def without(self, name: str, reason: str) -> HostedPool:
         left = tuple(drafter for drafter in self.hosted if drafter.name != name)
-        return Pool(hosted=left, dropped={**self.dropped, name: reason})
+        return HostedPool(hosted=left, dropped={**self.dropped, name: reason})
 
 
-def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
+def choose_pool(boot: BootConfig, places: ModelPlaces) -> HostedPool:
     """Whatever can load, in the pool's order."""
-    pool = Pool()
+    pool = HostedPool()
     for drafter in boot.draft_pool:
         reason = _obstacle(boot, drafter, places)
         if reason:
             pool = pool.without(drafter.name, reason)
         else:
-            pool = Pool(hosted=(*pool.hosted, drafter), dropped=pool.dropped)
+            pool = HostedPool(hosted=(*pool.hosted, drafter), dropped=pool.dropped)
     return pool
 
 
@@ -86,17 +86,17 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     return METHODS[drafter.method].obstacle(models)
 
 
-class _Read(NamedTuple):
+class _LoadedConfig(NamedTuple):
     config: ModelConfig
     location: str
 
 
 def _read(
     model: ModelRef, mount: str, places: ModelPlaces, parse: Callable[[Config, str], ModelConfig] = typed_config
-) -> _Read:
+) -> _LoadedConfig:
     """Raises OSError or ValueError with a sentence."""
     location = places.location(model, mount)
-    return _Read(parse(model_config(model, location), location), location)
+    return _LoadedConfig(parse(model_config(model, location), location), location)
 
 
 def _longest_request(boot: BootConfig, target: ModelConfig) -> int | None:

@@ -26,11 +26,11 @@ from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
-from outrider_runtime.loop.availability import Availability
 from outrider_runtime.loop.confidences import Calibration, Calibrator
-from outrider_runtime.loop.slo import SLOCounter
+from outrider_runtime.loop.drafter_availability import Availability
+from outrider_runtime.loop.slo_accounting import SLOCounter
 from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.loop.waiting import patience_s
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
@@ -58,7 +58,7 @@ class ControlLoop:
         self.left_out = dict(left_out or {})
         self.blocks = dict(blocks or {})
         self.slo = SLOCounter()
-        self.listeners: list[Callable[[Told], None]] = []
+        self.listeners: list[Callable[[FinishedStep], None]] = []
         """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
         self.places: int | None = None
         """The profiler's: so many tokens of each request may be held to be verified, and whatever is held is, whether
@@ -124,7 +124,7 @@ class ControlLoop:
         """(D,): block drafters that are fed in this step, whatever is proposed."""
         return self._controller.fed_blocks
 
-    def observe(self, told: Told) -> None:
+    def observe(self, told: FinishedStep) -> None:
         with self.lock:
             try:
                 self._controller.observe(told.outcome)
@@ -246,7 +246,7 @@ class ControlLoop:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _count_users(self, told: Told) -> None:
+    def _count_users(self, told: FinishedStep) -> None:
         forest = told.outcome.forest
         first = told.outcome.verified & (forest.depth == 1) & (forest.rank == 0)
         users = np.bincount(forest.drafter[first], minlength=len(self._used))

@@ -11,8 +11,8 @@ import numpy as np
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.caches import Caches, Hole
 from outrider_runtime.loop.coverage import ScheduledStep
+from outrider_runtime.loop.draft_caches import DraftCaches, KVGap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,19 +21,19 @@ class Order:
     """As it is carried out: nobody asks a draft model over a hole, and `feed` is what each drafter really runs over."""
     runs: Bools
     """(D,): who runs. A drafter that reads runs over the whole step; with no tokens to propose only its first pass."""
-    holes: tuple[Hole, ...] = ()
+    holes: tuple[KVGap, ...] = ()
     """What draft models run over before they propose."""
 
 
 def carry_out(
-    plan: DraftPlan, batch: Batch, step: ScheduledStep, drafters: Sequence[Drafter], caches: Caches,
+    plan: DraftPlan, batch: Batch, step: ScheduledStep, drafters: Sequence[Drafter], caches: DraftCaches,
     fed_blocks: Bools,
 ) -> Order:  # fmt: skip
     """The step is scheduled: the books of caches go on from here.
 
     fed_blocks: (D,), block drafters that are fed whatever the plan says: a gap costs their proposals for the rest of a
     request."""
-    asked, feed, holes = plan.asked.copy(), np.zeros_like(plan.feed), list[Hole]()
+    asked, feed, holes = plan.asked.copy(), np.zeros_like(plan.feed), list[KVGap]()
     runs = (plan.passes > 0) | plan.feed.any(axis=1) | fed_blocks
     for number in np.flatnonzero(runs):
         if drafters[number].reads:
@@ -52,7 +52,9 @@ def carry_out(
     return Order(dataclasses.replace(plan, passes=passes, asked=asked, feed=feed), runs, tuple(holes))
 
 
-def _close(number: int, plan: DraftPlan, batch: Batch, step: ScheduledStep, caches: Caches) -> tuple[list[Hole], Bools]:
+def _close(
+    number: int, plan: DraftPlan, batch: Batch, step: ScheduledStep, caches: DraftCaches
+) -> tuple[list[KVGap], Bools]:
     """Holes of a draft model that are closed, and who is without one then. Who asks for proposals comes first."""
     before = batch.missing[number] - step.tokens  # (N,): missing from before the step
     if not before.any():

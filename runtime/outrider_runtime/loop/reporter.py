@@ -18,13 +18,13 @@ from pydantic import ValidationError
 
 from outrider_runtime.error_text import first_line
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
-from outrider_runtime.loop.profiles import (
-    Identity,
+from outrider_runtime.loop.mounted_profile import (
+    PodIdentity,
     UnreadableProfileError,
     load_profile,
     product_of_pod,
 )
-from outrider_runtime.loop.state import choice, drafters, speedup
+from outrider_runtime.loop.pod_state import choice, drafters, speedup
 from outrider_runtime.loop.why import Decisions
 from outrider_runtime.snapshot import WRITE_EVERY_S, write_decisions, write_snapshot
 from outrider_runtime.worker_notes import read_drafter_memory, read_verification
@@ -48,7 +48,7 @@ class Files(Protocol):
 
 class Reporter(threading.Thread):
     def __init__(
-        self, loop: ControlLoop, files: Files, hot: HotConfig, identity: Identity, *, started_at: float
+        self, loop: ControlLoop, files: Files, hot: HotConfig, identity: PodIdentity, *, started_at: float
     ) -> None:
         """hot: in force until the mounted file says otherwise."""
         super().__init__(name="outrider-reporter", daemon=True)

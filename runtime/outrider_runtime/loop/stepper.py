@@ -18,14 +18,14 @@ import numpy as np
 from outrider_runtime.control.data.batch import Batch, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import Purpose, VerifyPlan
-from outrider_runtime.loop.caches import Caches, DrafterBlockIds
 from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import ScheduledStep, step_rows
+from outrider_runtime.loop.draft_caches import DraftCaches, DrafterBlockIds
 from outrider_runtime.loop.orders import Order, carry_out
-from outrider_runtime.loop.proposals import no_proposals
-from outrider_runtime.loop.requests import Requests
-from outrider_runtime.loop.steps import Counts, Drafted, Finished, Record, Told, Verdicts
+from outrider_runtime.loop.pending_proposals import no_proposals
+from outrider_runtime.loop.request_table import RequestTable
+from outrider_runtime.loop.steps import ChainCounts, DraftingResult, FinishedStep, NodeVerdicts, Record, TargetResult
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +68,8 @@ class Stepper:
         """drafting_is_told: sooner or later `news` comes of every step. after: the books before these, which raised;
         of them the requests' clocks and the steps' numbers go on."""
         slots = loop.settings.slots
-        self.requests: Requests = Requests(loop.slo, loop.arms, slots, after.requests if after else None)
-        self.caches = Caches(loop.settings.drafters, slots, block_size, block_ids)
+        self.requests: RequestTable = RequestTable(loop.slo, loop.arms, slots, after.requests if after else None)
+        self.caches = DraftCaches(loop.settings.drafters, slots, block_size, block_ids)
         self._loop = loop
         self._is_told = drafting_is_told
         self._largest_graph_tokens = largest_graph_tokens
@@ -179,7 +179,7 @@ class Stepper:
 
     # -- observe ------------------------------------------------------------------------------------------------
 
-    def news(self, reports: Iterable[Drafted]) -> None:
+    def news(self, reports: Iterable[DraftingResult]) -> None:
         """Before the engine forgets requests that end now, and before `done` of the step that verified them."""
         for report in reports:
             record = self._records.get(report.step) or self._untold.pop(report.step, None)
@@ -193,14 +193,16 @@ class Stepper:
             if report.step in self._records and record.finished is not None:
                 self._tell(record)
 
-    def done(self, number: int, *, now: float, target_s: float, tokens: int, verdicts: Verdicts | Counts) -> None:
+    def done(
+        self, number: int, *, now: float, target_s: float, tokens: int, verdicts: NodeVerdicts | ChainCounts
+    ) -> None:
         """The output of step `number` is there. target_s: the device's time, NaN where nobody measured it."""
         record = self._records.get(number)
         if record is None:
             return
         step_s = now - max(self._last_output_at, record.scheduled_at)
         self._last_output_at = now
-        record.finished = Finished(now, step_s, target_s, tokens, verdicts)
+        record.finished = TargetResult(now, step_s, target_s, tokens, verdicts)
         if record.drafted is not None or not self._is_told:
             self._tell(record)
         elif number == self._number:  # nothing runs after it: who knows when its drafting is told of
@@ -209,14 +211,14 @@ class Stepper:
 
     def _tell(self, record: Record) -> None:
         del self._records[record.number]
-        self._loop.observe(Told(record.outcome(), record.ran()))
+        self._loop.observe(FinishedStep(record.outcome(), record.ran()))
         if record.drafted is not None and record.drafted.catch_up_s:
             took_s = record.drafted.catch_up_s
             tokens = sum(hole.end - hole.start for hole in record.holes if hole.drafter in took_s)
             self._loop.caught_up(tokens, sum(took_s.values()))
         self._free_slots()
 
-    def _note_proposals(self, record: Record, report: Drafted) -> None:
+    def _note_proposals(self, record: Record, report: DraftingResult) -> None:
         if not record.plan.draft_tokens or report.proposed is None or report.proposer is None:
             return
         lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
@@ -225,7 +227,7 @@ class Stepper:
         for proposals in (self._proposals, *later):
             proposals.came_back(record.number, record.step.slots, lengths, drafters, said)
 
-    def _note_misses(self, record: Record, report: Drafted) -> None:
+    def _note_misses(self, record: Record, report: DraftingResult) -> None:
         """Drafters were to run, and did not."""
         failed = np.flatnonzero(record.runs & np.isnan(report.seconds))
         step = self._still_there(record.step) if len(failed) else record.step

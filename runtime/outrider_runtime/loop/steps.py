@@ -14,12 +14,12 @@ from outrider_runtime.control.cost.model import Shape
 from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.data.forest import Forest, trials
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
-from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.coverage import ScheduledStep
-from outrider_runtime.loop.proposals import Proposals
+from outrider_runtime.loop.draft_caches import KVGap
+from outrider_runtime.loop.pending_proposals import PendingProposals
 
 
-class Drafted(Protocol):
+class DraftingResult(Protocol):
     """What an engine tells of the drafting at the end of a step, requests in the step's order."""
 
     step: int
@@ -43,7 +43,7 @@ class Drafted(Protocol):
         """(N, K): how sure the drafter is of each token, see `confidences`; None where the engine reports none."""
 
 
-class Verdicts(NamedTuple):
+class NodeVerdicts(NamedTuple):
     """What became of a step's nodes; (M,) each, as `Outcome` has them."""
 
     verified: Bools
@@ -51,7 +51,7 @@ class Verdicts(NamedTuple):
     tried: Bools
 
 
-class Counts(NamedTuple):
+class ChainCounts(NamedTuple):
     """What became of chains: as many of each request's tokens hold its nodes' verdicts."""
 
     sampled: Mapping[str, int]
@@ -61,26 +61,26 @@ class Counts(NamedTuple):
     trimmed: Mapping[str, int] | None = None
     """Request -> placeholders that were scheduled and that the device left out of the step; None: none."""
 
-    def of(self, names: Sequence[str], forest: Forest) -> Verdicts:
+    def of(self, names: Sequence[str], forest: Forest) -> NodeVerdicts:
         """names: of the forest's requests."""
         if not self.scored:
             nothing = np.zeros(len(forest), bool)
-            return Verdicts(nothing, nothing, nothing)
+            return NodeVerdicts(nothing, nothing, nothing)
         scored = np.array([self.scored.get(name, 0) for name in names], np.int64)
         kept = np.array([self.sampled.get(name, 1) - 1 for name in names], np.int64)
         verified = forest.depth <= scored[forest.request]
         accepted = forest.depth <= np.minimum(scored, kept)[forest.request]
-        return Verdicts(verified, accepted, trials(forest, verified, accepted))
+        return NodeVerdicts(verified, accepted, trials(forest, verified, accepted))
 
 
-class Finished(NamedTuple):
+class TargetResult(NamedTuple):
     """What came of the target's pass."""
 
     now: float
     step_s: float
     target_s: float
     tokens: int
-    verdicts: Verdicts | Counts
+    verdicts: NodeVerdicts | ChainCounts
 
 
 @dataclass(slots=True, eq=False)
@@ -91,18 +91,18 @@ class Record:
     scheduled_at: float
     step: ScheduledStep
     batch: Batch
-    waited: Proposals
+    waited: PendingProposals
     """(N,): what was proposed for it."""
     verify_purpose: Purpose
     plan: DraftPlan
     """Of what is proposed at its end, as it is carried out."""
     runs: Bools
-    holes: tuple[Hole, ...]
+    holes: tuple[KVGap, ...]
     largest_graph_tokens: int | None
     places: Ints
     """(N,): tokens of each request in the scheduled step that are proposals, or placeholders for them."""
-    finished: Finished | None = None
-    drafted: Drafted | None = None
+    finished: TargetResult | None = None
+    drafted: DraftingResult | None = None
 
     def outcome(self) -> Outcome:
         """Of a step that is finished. Without a report on its drafters, whose time is in the step's, nothing is to be
@@ -114,7 +114,7 @@ class Record:
         if self.drafted is None and self.runs.any():
             step_s = target_s = math.nan
         forest = self.waited.forest(len(self.runs))
-        if isinstance(verdicts, Counts):
+        if isinstance(verdicts, ChainCounts):
             verdicts = verdicts.of(self.step.names, forest)
         return Outcome(
             now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
@@ -127,7 +127,7 @@ class Record:
     def ran(self) -> ScheduledStep:
         """The step without the placeholders that the device left out; known when it is finished."""
         verdicts = None if self.finished is None else self.finished.verdicts
-        if not isinstance(verdicts, Counts) or not verdicts.trimmed:
+        if not isinstance(verdicts, ChainCounts) or not verdicts.trimmed:
             return self.step
         trimmed = np.array([verdicts.trimmed.get(name, 0) for name in self.step.names], np.int64)
         return self.step._replace(tokens=self.step.tokens - trimmed)
@@ -140,7 +140,7 @@ class Record:
         return self.drafted.seconds + caught_up_s
 
 
-class Told(NamedTuple):
+class FinishedStep(NamedTuple):
     """A finished step as listeners get it (the profiler measures through this)."""
 
     outcome: Outcome

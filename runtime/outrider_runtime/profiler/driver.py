@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.profiler.core_speed import CoreSpeed
 from outrider_runtime.profiler.engines.measurable import ProfilerEngine
 from outrider_runtime.profiler.grid import HEADROOM_TOKENS, EngineLimits, GridPoint, StepPace, prefills
@@ -29,7 +29,7 @@ class Driver:
     def __init__(self, engine: ProfilerEngine) -> None:
         self._engine = engine
         self._loop = engine.loop
-        self._steps: list[Told] = []
+        self._steps: list[FinishedStep] = []
         self._loop.listeners.append(self._steps.append)
         self._speed = CoreSpeed() if engine.on_cpu else None
         self._rng = np.random.default_rng(SEED)
@@ -130,7 +130,7 @@ class Driver:
             self._engine.drop([prompt])
         return [self._sample(step).at(speed) for step in self._steps]
 
-    def _sample(self, step: Told) -> MeasuredStep:
+    def _sample(self, step: FinishedStep) -> MeasuredStep:
         outcome = step.outcome
         drafts_s = {
             drafter.name: seconds

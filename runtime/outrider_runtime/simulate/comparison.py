@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.loop.waiting import patience_s
-from outrider_runtime.simulate.deployment import Deployment
-from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
+from outrider_runtime.simulate.replay.fitted_profile import LONGEST_REQUEST, fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.profile import LONGEST_REQUEST, fitted
 from outrider_runtime.simulate.replay.workload import Workload
+from outrider_runtime.simulate.simulated_deployment import Deployment
 
 OURS, PLAIN = "outrider", "plain"
 STATIC_LENGTHS = (1, 3, 5)
@@ -26,7 +26,7 @@ Policies = Mapping[str, Callable[[], Policy]]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PolicyFigures:
     """Of one policy at one rate; times in seconds."""
 
     policy: str
@@ -76,7 +76,7 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     return lambda: Controller(settings, noisy, clock=time.perf_counter, rng=np.random.default_rng([seed, 1]))
 
 
-def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies) -> Iterator[Figures]:
+def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies) -> Iterator[PolicyFigures]:
     """In the policies' order."""
     engines = {name: _ran(_setting(deployment, name), load, build()) for name, build in policies.items()}
     plain_s = _latency_s(engines[PLAIN])
@@ -94,23 +94,25 @@ def _setting(deployment: Deployment, policy: str) -> Setting:
     )  # fmt: skip
 
 
-def _ran(setting: Setting, load: Workload, policy: Policy) -> Engine:
-    engine = Engine(setting, load, policy)
+def _ran(setting: Setting, load: Workload, policy: Policy) -> ReplayEngine:
+    engine = ReplayEngine(setting, load, policy)
     engine.run()
     return engine
 
 
-def _latency_s(engine: Engine) -> float:
+def _latency_s(engine: ReplayEngine) -> float:
     return float((engine.requests.done_s - engine.requests.arrived_s).mean())
 
 
-def _figures(deployment: Deployment, name: str, rate_per_s: float, engine: Engine, plain_s: float) -> Figures:
+def _figures(
+    deployment: Deployment, name: str, rate_per_s: float, engine: ReplayEngine, plain_s: float
+) -> PolicyFigures:
     requests, load, log = engine.requests, engine.requests.load, engine.log
     ttft_s = requests.first_s - requests.arrived_s
     tpot_s = (requests.done_s - requests.first_s) / np.maximum(1, load.output - 1)
     classes = deployment.service.hot.slo_classes
     met = [(tpot_s <= one.tpot_s) & (ttft_s <= (one.ttft_s or np.inf)) for one in classes]
-    return Figures(
+    return PolicyFigures(
         policy=name,
         rate_per_s=rate_per_s,
         requests=len(load),
@@ -129,7 +131,7 @@ def _share(met: NDArray[np.bool_]) -> float | None:
     return float(met.mean()) if len(met) else None
 
 
-def crossover(found: Sequence[Figures]) -> str:
+def crossover(found: Sequence[PolicyFigures]) -> str:
     """Where speculation stops to pay, in a sentence."""
     ours = [one for one in found if one.policy == OURS]
     pays = [one.rate_per_s for one in ours if one.speedup >= GAIN]

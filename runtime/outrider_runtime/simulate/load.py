@@ -12,9 +12,8 @@ import numpy as np
 
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.simulate.bounds import MOST_ARRIVALS, MOST_TOKENS
-from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.replay.engine import Engine, Setting
+from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import (
     Floats,
@@ -27,6 +26,7 @@ from outrider_runtime.simulate.replay.workload import (
     poisson,
     with_classes,
 )
+from outrider_runtime.simulate.simulated_deployment import Deployment
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 """Rates where none is given, as shares of what plain decoding finishes."""
@@ -51,7 +51,7 @@ def rates(deployment: Deployment, wanted: Wanted) -> list[float]:
     clients, rng = deployment.limits.max_requests, np.random.default_rng(0)
     load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, wanted.lengths)
     setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
-    engine = Engine(setting, _that_fit(deployment, load), Fixed(deployment.drafters))
+    engine = ReplayEngine(setting, _that_fit(deployment, load), Fixed(deployment.drafters))
     engine.run()
     finished = np.sort(engine.requests.done_s)
     middle = slice(clients // 2, len(load) - clients)  # neither the first answers nor the last places that empty

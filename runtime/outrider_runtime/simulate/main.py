@@ -11,14 +11,20 @@ from pathlib import Path
 
 from outrider_crds.base import seconds
 
-from outrider_runtime.simulate import bounds, report, service
+from outrider_runtime.simulate import bounds, report, service_manifest
 from outrider_runtime.simulate import load as loads
-from outrider_runtime.simulate.comparison import Figures, compared, policies
-from outrider_runtime.simulate.deployment import DEFAULT_ACCEPTANCE, Deployment, as_profiled, deployed, on_system
+from outrider_runtime.simulate.comparison import PolicyFigures, compared, policies
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.load import Wanted
 from outrider_runtime.simulate.replay.workload import Lengths, Workload
-from outrider_runtime.simulate.service import LOOKUP, Service
+from outrider_runtime.simulate.service_manifest import LOOKUP, Service
+from outrider_runtime.simulate.simulated_deployment import (
+    DEFAULT_ACCEPTANCE,
+    Deployment,
+    as_profiled,
+    deployed,
+    on_system,
+)
 from outrider_runtime.simulate.worlds.world import known
 
 EXAMPLES = """\
@@ -40,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    asked = service.read(options.manifest)
+    asked = service_manifest.read(options.manifest)
     world = on_system(asked, options.system) if options.system is not None else as_profiled(options.profile)
     deployment = deployed(asked, world, _acceptance(options, asked))
     lengths = Lengths(options.prompt_tokens, options.output_tokens)
@@ -73,9 +79,9 @@ def _words(options: argparse.Namespace) -> str:
     return f"Poisson arrivals for {options.duration:g} s, {loads.LEAST_REQUESTS} requests at least, {lengths}"
 
 
-def _figures(deployment: Deployment, wanted: Wanted, options: argparse.Namespace) -> list[Figures]:
+def _figures(deployment: Deployment, wanted: Wanted, options: argparse.Namespace) -> list[PolicyFigures]:
     run = policies(deployment, wanted.seed, statics=options.compare)
-    found: list[Figures] = []
+    found: list[PolicyFigures] = []
     for rate, load in _loads(deployment, wanted, options):
         print(f"simulating {len(load)} requests at {rate:.3g} a second ...", file=sys.stderr, flush=True)
         found += compared(deployment, load, rate, run)
@@ -101,7 +107,7 @@ def _prepare(folder: Path) -> None:
         raise SimulationError(f"--output {folder}: no folder to write to: {error}") from error
 
 
-def _write(folder: Path, deployment: Deployment, words: str, found: Sequence[Figures]) -> None:
+def _write(folder: Path, deployment: Deployment, words: str, found: Sequence[PolicyFigures]) -> None:
     try:
         written = report.write(folder, deployment, words, found)
     except OSError as error:

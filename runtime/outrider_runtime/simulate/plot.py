@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider_runtime.simulate.comparison import OURS, PLAIN, Figures
-from outrider_runtime.simulate.deployment import Deployment
+from outrider_runtime.simulate.comparison import OURS, PLAIN, PolicyFigures
+from outrider_runtime.simulate.simulated_deployment import Deployment
 
 
-def plot(path: Path, deployment: Deployment, found: Sequence[Figures]) -> Path | None:
+def plot(path: Path, deployment: Deployment, found: Sequence[PolicyFigures]) -> Path | None:
     """None where matplotlib is not installed."""
     try:
         import matplotlib as mpl

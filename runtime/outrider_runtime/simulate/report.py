@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from outrider_runtime.simulate.comparison import Figures, crossover
-from outrider_runtime.simulate.deployment import Deployment
+from outrider_runtime.simulate.comparison import PolicyFigures, crossover
 from outrider_runtime.simulate.plot import plot
+from outrider_runtime.simulate.simulated_deployment import Deployment
 
 COLUMNS = ("req/s", "policy", "tokens/s", "latency", "speed-up", "TTFT", "TPOT p50", "p99", "verified")
 
@@ -39,7 +39,7 @@ def _proposals(deployment: Deployment) -> str:
     return f"recorded from SmolLM2; {', '.join(said) or 'the pool is empty'} (--acceptance)"
 
 
-def print_table(deployment: Deployment, found: Sequence[Figures], out: TextIO) -> None:
+def print_table(deployment: Deployment, found: Sequence[PolicyFigures], out: TextIO) -> None:
     """Then the crossover, where there are several rates."""
     classes = deployment.service.hot.slo_classes
     rows = [(*COLUMNS, *(f"{one.name} met" for one in classes)), *(_cells(one) for one in found)]
@@ -55,7 +55,7 @@ def print_table(deployment: Deployment, found: Sequence[Figures], out: TextIO) -
         out.write(f"\n{crossover(found)}\n")
 
 
-def _cells(one: Figures) -> tuple[str, ...]:
+def _cells(one: PolicyFigures) -> tuple[str, ...]:
     p50_ms, p99_ms = 1e3 * one.tpot_p50_s, 1e3 * one.tpot_p99_s
     return (
         f"{one.rate_per_s:.3g}", one.policy, f"{one.goodput:.0f}", f"{one.latency_s:.2f} s", f"{one.speedup:.2f}x",
@@ -64,7 +64,7 @@ def _cells(one: Figures) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def write(folder: Path, deployment: Deployment, load: str, found: Sequence[Figures]) -> list[Path]:
+def write(folder: Path, deployment: Deployment, load: str, found: Sequence[PolicyFigures]) -> list[Path]:
     """`simulation.json`, and `simulation.png` where matplotlib is installed; the folder is there. Raises OSError."""
     world = deployment.world
     document = {

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.loop.steps import Verdicts
+from outrider_runtime.loop.steps import NodeVerdicts
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.tree import Tree
 
@@ -77,10 +77,10 @@ class JudgedTree(NamedTuple):
     """The accepted path, cut at the end of the answer."""
 
 
-def verdicts(judged_trees: Sequence[JudgedTree]) -> Verdicts:
+def verdicts(judged_trees: Sequence[JudgedTree]) -> NodeVerdicts:
     """Columns over the nodes of all trees, tree after tree."""
     rows = [row for judged in judged_trees for row in _rows(judged)]
-    return Verdicts(*np.array(rows, bool).reshape(-1, 3).T)
+    return NodeVerdicts(*np.array(rows, bool).reshape(-1, 3).T)
 
 
 def _rows(judged: JudgedTree) -> Iterator[tuple[bool, bool, bool]]:

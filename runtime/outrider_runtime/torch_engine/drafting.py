@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.torch_engine.engine_request import Request
@@ -73,7 +73,7 @@ class TorchDrafter(Protocol):
     layers: tuple[int, ...]
     """Layers of the target whose input the drafter reads."""
 
-    def catch_up(self, _gaps: Sequence[tuple[Request, Hole]], /) -> None:
+    def catch_up(self, _gaps: Sequence[tuple[Request, KVGap]], /) -> None:
         """Run over committed tokens that the drafter's KV lacks."""
         return
 
@@ -87,7 +87,7 @@ class TorchDrafter(Protocol):
 
 @dataclass(slots=True)
 class DraftOutcome:
-    """What drafting took, as the control loop reads it (`loop.steps.Drafted`). Shapes: D drafters."""
+    """What drafting took, as the control loop reads it (`loop.steps.DraftingResult`). Shapes: D drafters."""
 
     step: int
     seconds: NDArray[np.float64]

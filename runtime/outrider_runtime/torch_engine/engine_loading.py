@@ -15,7 +15,7 @@ from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.identity import weights_commit
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.profiles import Identity
+from outrider_runtime.loop.mounted_profile import PodIdentity
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.memory_limit import GIB, cpu_cache_gib, memory_limit_bytes
 from outrider_runtime.model_config import config_file
@@ -44,7 +44,7 @@ class Loaded:
     text: Text
     vocabulary: int
     loop: ControlLoop
-    identity: Identity
+    identity: PodIdentity
     reporter: Reporter
     """Not started."""
 
@@ -69,7 +69,7 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     compile_all(loop.settings)
     limits = SchedulerLimits(options.max_num_seqs, options.max_num_batched_tokens)
     engine = InferenceEngine(EngineModels(target, hosted.drafters, hosted.layers), pool, loop, limits, longest)
-    identity = Identity(
+    identity = PodIdentity(
         _device_name(device), f"torch-{torch.__version__}", weights_commit(str(folder), boot.target.revision)
     )
     reporter = Reporter(loop, paths, hot, identity, started_at=time.time())

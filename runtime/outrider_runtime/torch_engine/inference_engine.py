@@ -17,7 +17,7 @@ import torch
 
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
-from outrider_runtime.loop.requests import Delivery, End
+from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.step_clock import HostClock, StepClock
 from outrider_runtime.torch_engine.batch_scheduler import BatchScheduler, ScheduledRequest, SchedulerLimits
 from outrider_runtime.torch_engine.commit import (

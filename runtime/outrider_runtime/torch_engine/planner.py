@@ -11,9 +11,9 @@ from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
-from outrider_runtime.loop.requests import Delivery
+from outrider_runtime.loop.request_table import Delivery
 from outrider_runtime.loop.stepper import Room, Stepper, View
-from outrider_runtime.loop.steps import Verdicts
+from outrider_runtime.loop.steps import NodeVerdicts
 from outrider_runtime.loop.waiting import patience_used
 from outrider_runtime.torch_engine.batch_scheduler import TARGET, BatchScheduler, ScheduledRequest
 from outrider_runtime.torch_engine.drafting import DraftOutcome
@@ -93,7 +93,7 @@ class Planner:
         )  # fmt: skip
 
     def observe(
-        self, report: DraftOutcome, delivered: Sequence[Delivery], target_s: float, judged: Verdicts, now_s: float
+        self, report: DraftOutcome, delivered: Sequence[Delivery], target_s: float, judged: NodeVerdicts, now_s: float
     ) -> None:
         """Report a step to the control loop. Call it before complete requests are forgotten."""
         self._stepper.news([report])

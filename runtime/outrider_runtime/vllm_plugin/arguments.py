@@ -11,7 +11,7 @@ from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, Dtype
 
 from outrider_runtime.drafters.block import BlockCheckpoint
-from outrider_runtime.drafters.models import ModelConfig, typed_config
+from outrider_runtime.drafters.draft_configs import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.vllm_plugin import cpu

@@ -27,8 +27,8 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
 from outrider_runtime.step_clock import StepClock
+from outrider_runtime.vllm_plugin.graph_lengths import verification
 from outrider_runtime.vllm_plugin.messages import Numbers, VerifyOrder, numbers
-from outrider_runtime.vllm_plugin.verification import verification
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 

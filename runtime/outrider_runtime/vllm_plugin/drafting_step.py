@@ -14,8 +14,8 @@ import torch
 
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.error_text import with_type
-from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.confidences import UNKNOWN
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
 from outrider_runtime.vllm_plugin.messages import DraftOrder, DraftReport
@@ -50,7 +50,7 @@ class DraftingStep:
         """Rows of the batch that may get `drafter`'s proposals."""
         return np.flatnonzero((self.chosen == drafter) | (self.second == drafter))
 
-    def holes(self, drafter: int) -> list[Hole]:
+    def holes(self, drafter: int) -> list[KVGap]:
         """Those that `drafter` is to close; `request` is the row of the batch."""
         return [hole._replace(request=self._rows.index(hole.request)) for hole in self.order.holes_of(drafter)]
 

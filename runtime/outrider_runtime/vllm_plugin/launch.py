@@ -21,7 +21,7 @@ from pathlib import Path
 from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig
 
-from outrider_runtime.drafters.pool import Pool, choose_pool
+from outrider_runtime.drafters.pool import HostedPool, choose_pool
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin.cause import CAUSE_FILE
 from outrider_runtime.vllm_plugin.environment import engine_environment
@@ -38,7 +38,7 @@ class LaunchPlan(Model):
     hot: HotConfig
     """In force until the mounted file says otherwise."""
     paths: Paths
-    pool: Pool
+    pool: HostedPool
     engine_version: str
 
 

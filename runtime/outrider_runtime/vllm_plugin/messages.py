@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from outrider_runtime.control.data.batch import NOBODY, Ints
 from outrider_runtime.control.data.plans import VerifyPlan
-from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.confidences import Calibration
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
 
 ATTRIBUTE = "outrider"
@@ -58,14 +58,14 @@ class DraftOrder(NamedTuple):
     second: Numbers
     """(requests,): whose it gets where its own drafter finds nothing."""
     step: int = 0
-    holes: tuple[Hole, ...] = ()
+    holes: tuple[KVGap, ...] = ()
     """What draft models run over before they propose."""
     verify: VerifyOrder | None = None
     """The order for this step's own placeholders; None: all of them are verified."""
     calibration: Calibration | None = None
     """What the drafters' confidences mean; None: nothing is known of it."""
 
-    def holes_of(self, drafter: int) -> list[Hole]:
+    def holes_of(self, drafter: int) -> list[KVGap]:
         return [hole for hole in self.holes if hole.drafter == drafter]
 
 

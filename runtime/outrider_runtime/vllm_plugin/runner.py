@@ -32,18 +32,18 @@ from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint, member_config
 from outrider_runtime.vllm_plugin.block_draft import block_draft
 from outrider_runtime.vllm_plugin.device_ranking import DeviceRanking, Verified, device_ranks
-from outrider_runtime.vllm_plugin.draft_model import DraftModel
+from outrider_runtime.vllm_plugin.draft_model_member import DraftModelMember
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits, capture_every_length, verification
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
 from outrider_runtime.vllm_plugin.memory import dearest, does_not_fit, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.mtp_head import MTPHead
-from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
-from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
+from outrider_runtime.vllm_plugin.prompt_lookup_member import PromptLookupMember
+from outrider_runtime.vllm_plugin.sparse_self_member import SparseSelfMember
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
-from outrider_runtime.vllm_plugin.verification import any_length_fits, capture_every_length, verification
 from outrider_runtime.worker_notes import (
     write_device_ranks,
     write_drafter_layers,
@@ -243,17 +243,17 @@ def _member(
         return heads[drafter.method](config, device, prefix)
     window = window_of(drafter)
     if drafter.method is DraftMethod.DRAFT_MODEL:
-        return DraftModel(config, device, req_states, prefix, window)
+        return DraftModelMember(config, device, req_states, prefix, window)
     if window is not None:
-        return SparseSelf(config, device, window, adapt)
-    return PromptLookup(config, device, req_states)
+        return SparseSelfMember(config, device, window, adapt)
+    return PromptLookupMember(config, device, req_states)
 
 
 def pool_speculator(
     plan: LaunchPlan, agree: Agreement, adapt: Callable[[Rows], None], vllm_config: Any, device: torch.device,
     req_states: Any,
 ) -> PoolSpeculator:  # fmt: skip
-    """adapt: see `SparseSelf`."""
+    """adapt: see `SparseSelfMember`."""
 
     def make(drafter: Drafter) -> Any:
         """Built from the engine's config with a speculative config of its own."""

@@ -37,10 +37,10 @@ from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.profiles import Identity
+from outrider_runtime.loop.mounted_profile import PodIdentity
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
-from outrider_runtime.loop.steps import Counts
+from outrider_runtime.loop.steps import ChainCounts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu, draft_room
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint
@@ -224,13 +224,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
-        came: Counts | None = None
+        came: ChainCounts | None = None
         with self._books() as books:
             books.news(report.drafts if report is not None else ())
             # Before vLLM trims the lists of requests that stop.
             ran = verified_counts(scheduler_output, report)
             scored, trimmed = scored_counts(scheduler_output, ran), trimmed_counts(scheduler_output, ran)
-            came = Counts(sampled_counts(model_runner_output, scored), scored, trimmed)
+            came = ChainCounts(sampled_counts(model_runner_output, scored), scored, trimmed)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         with self._books() as books:
@@ -328,7 +328,7 @@ class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignor
 
 def _reporter(plan: LaunchPlan, loop: ControlLoop) -> Reporter:
     commit = weights_commit(target_location(plan), plan.boot.target.revision)
-    identity = Identity(device_name(), plan.engine_version, commit)
+    identity = PodIdentity(device_name(), plan.engine_version, commit)
     return Reporter(loop, plan.paths, plan.hot, identity, started_at=time.time())
 
 

@@ -23,7 +23,7 @@ from outrider_runtime.vllm_plugin.memory import Takes, drafter_memory, kv_bytes_
 from outrider_runtime.vllm_plugin.messages import IDLE
 from outrider_runtime.vllm_plugin.proposed import Proposed, acceptance, give_each_its_own, real
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
-from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
+from outrider_runtime.vllm_plugin.sparse_self_member import SparseSelfMember
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
@@ -304,7 +304,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                 continue
             if moved and isinstance(member, FirstPass):
                 self._put_slots_back(input_batch)
-            of_rows = {"rows": step.asks(number)} if isinstance(member, SparseSelf) else {}
+            of_rows = {"rows": step.asks(number)} if isinstance(member, SparseSelfMember) else {}
             made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **of_rows))
             moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 
-from outrider_runtime.loop.requests import Delivery, End
+from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.vllm_plugin.messages import StepReport
 
 ENDS = {FinishReason.ABORT: End.LEFT, FinishReason.ERROR: End.FAILED}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.data.plans import ExecutionMode
-from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import Workload
 
@@ -83,7 +83,7 @@ def test_unreported_time_is_missing_from_the_passes_and_not_from_the_clock():
     case = Case("llama-3.1-8b-h200", 0.5)
     told = Told(pool(case))
     policy = wrong_models.Unreported(told, np.random.default_rng(0))
-    engine = Engine(setting(case, plain()), static_load.load(static_load.Point(case, 2), 0), policy)
+    engine = ReplayEngine(setting(case, plain()), static_load.load(static_load.Point(case, 2), 0), policy)
     engine.run(until_s=0.2)
     shares = np.array([one.target_s / one.step_s for one in told.outcomes])
     assert ((shares >= 0.85 - 1e-9) & (shares <= 0.95 + 1e-9)).all()
@@ -160,7 +160,7 @@ def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
             return made
 
     policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))
-    Engine(setting(case, plain()), pools.load(case, 12, 0, told=True), policy).run(until_s=0.5)
+    ReplayEngine(setting(case, plain()), pools.load(case, 12, 0, told=True), policy).run(until_s=0.5)
     assert {(0, 0), (2, 1)} <= set(seen) <= {(0, 0), (1, 0), (2, 1)}
 
 
@@ -168,7 +168,7 @@ def test_a_static_load_is_judged_after_each_clients_first_request():
     """What is learned from nothing, and prompts that all come at once, are no static load."""
     case = Case("llama-3.1-8b-h200", 0.5)
     load = static_load.load(static_load.Point(case, 4), 0)
-    engine = Engine(setting(case, plain()), load, Fixed(pool(case)))
+    engine = ReplayEngine(setting(case, plain()), load, Fixed(pool(case)))
     engine.run()
     first_s = engine.requests.done_s[:4].max()
     served = [at > first_s and requests == 4 for at, requests in zip(engine.log.now, engine.log.requests, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
-from outrider_runtime.drafters.pool import ModelPlaces, Pool, choose_pool
+from outrider_runtime.drafters.pool import HostedPool, ModelPlaces, choose_pool
 
 from tests.engine.engines import block, boot_config, draft_model, eagle, lookup, medusa, model, mtp, sparse_self
 
@@ -242,10 +242,10 @@ def test_drafter_that_the_engine_lacks_is_dropped_with_a_remedy(folder: Any, tmp
 def test_vllm_is_told_of_the_head_if_there_is_one() -> None:
     """Promise: the target hands out the hidden states that the head reads, wherever it stands in the pool."""
     drafters = (lookup(), draft_model(Path("/small")), eagle(Path("/head")))
-    assert Pool(hosted=drafters).primary == drafters[2]
-    assert Pool(hosted=drafters[:2]).primary == drafters[1]
-    assert Pool(hosted=drafters[:1]).primary == drafters[0]
-    assert Pool().primary is None
+    assert HostedPool(hosted=drafters).primary == drafters[2]
+    assert HostedPool(hosted=drafters[:2]).primary == drafters[1]
+    assert HostedPool(hosted=drafters[:1]).primary == drafters[0]
+    assert HostedPool().primary is None
 
 
 def test_in_a_pod_models_are_looked_for_where_they_are_mounted(folder: Any) -> None:

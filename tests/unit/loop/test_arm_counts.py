@@ -18,7 +18,7 @@ from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.loop.why import decision_sentence
 
 from tests.engine.engines import TARGET, draft_model, eagle, hot_config, lookup
@@ -134,7 +134,7 @@ class ByHand:
         for name, price_s in zip(names, made.price_s.tolist(), strict=True):
             self.paid[name] = self.paid.get(name, 0.0) + (price_s if made.is_counted else 0.0)
 
-    def check(self, report: Told) -> None:
+    def check(self, report: FinishedStep) -> None:
         batch, plan = report.outcome.batch, report.outcome.draft_plan
         assert batch.arm is not None
         for name, arm, order in zip(report.step.names, batch.arm.tolist(), plan.asked.T.tolist(), strict=True):

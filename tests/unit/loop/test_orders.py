@@ -8,8 +8,8 @@ import numpy as np
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
-from outrider_runtime.loop.caches import NEVER_CLOSED_TOKENS, Caches
 from outrider_runtime.loop.coverage import ScheduledStep
+from outrider_runtime.loop.draft_caches import UNFILLABLE_GAP_TOKENS, DraftCaches
 from outrider_runtime.loop.orders import Order, carry_out
 
 from tests.engine.engines import TARGET, block, draft_model, eagle, lookup
@@ -26,7 +26,7 @@ def carried_out(
     unsure: tuple[int, ...] = (0, 0),
 ) -> tuple[Order, Batch]:  # fmt: skip
     """Two requests of 100 tokens that decode; the draft model has not seen the last `holes` of them."""
-    caches = Caches(POOL, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
+    caches = DraftCaches(POOL, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
     names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     context, hole = np.full(2, 100), np.array(holes)
     seen = context - hole
@@ -45,7 +45,7 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
     feed = np.array([[0, 0], [1, 1], [0, 0]])
     plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
-    caches, one = Caches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
+    caches, one = DraftCaches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
     step = ScheduledStep(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS)
     assert order.runs.tolist() == [False, True, False]
@@ -88,7 +88,7 @@ def test_no_more_is_caught_up_on_than_a_step_holds() -> None:
 def block_steps(first_runs: bool) -> tuple[Order, Any]:
     """Two requests of 100 tokens that ask a block drafter. Prompts were read with it, or else without."""
     pool = (traits(lookup()), traits(block(TARGET)))
-    caches = Caches(pool, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
+    caches = DraftCaches(pool, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
     names, slots, ones = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     caches.ran(ScheduledStep(names, slots, 0 * ones, 0 * ones, 100 * ones, 100 * ones), np.array([False, first_runs]))
     step = ScheduledStep(names, slots, 100 * ones, 100 * ones, 0 * ones, ones)
@@ -110,7 +110,7 @@ def test_block_drafter_proposes_where_its_context_is_whole() -> None:
 def test_block_drafter_with_a_gap_is_fed_and_never_proposes() -> None:
     """Hidden states are gone after their step, so no step closes the gap, and proposals over it are junk."""
     order, missing = block_steps(first_runs=False)
-    assert min(missing) == NEVER_CLOSED_TOKENS
+    assert min(missing) == UNFILLABLE_GAP_TOKENS
     assert (order.plan.asked == NOBODY).all()
     assert not order.plan.passes.any()
     assert order.runs.tolist() == [False, True]

@@ -13,10 +13,10 @@ from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
 from outrider_runtime.control.cost import model as control
-from outrider_runtime.drafters.pool import Pool
-from outrider_runtime.loop.availability import FIRST_SUSPENSION_S
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.profiles import Identity, load_profile, product_of_pod
+from outrider_runtime.loop.drafter_availability import FIRST_SUSPENSION_S
+from outrider_runtime.loop.mounted_profile import PodIdentity, load_profile, product_of_pod
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.paths import Paths
 from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
@@ -26,7 +26,7 @@ from tests.engine.engines import boot_config, draft_model, hot_config, lookup
 from tests.unit.control import columns
 
 KEYS = ProfileKeys(product="cpu", target="7e1", drafters={"pld": "d1"})
-HERE = Identity(device="EPYC", engine_version="0.32.0", commit="abc")
+HERE = PodIdentity(device="EPYC", engine_version="0.32.0", commit="abc")
 PROFILE = TargetProfile(
     key="7e1", model="m", product="cpu", device="EPYC", engine_version="0.32.0", commit="abc",
     costs={ExecutionMode.UNIFORM: StepCost(constant_s=0.02)}, error_percent=4.0, measured_at="2026-01-01T00:00:00Z",
@@ -49,7 +49,7 @@ class Pod:
         self.profiles = folder / "profiles" / "cpu"
         self.profiles.mkdir(parents=True)
         paths = Paths(hot_file=str(self.hot_file), profiles_dir=str(self.profiles.parent), run_dir=str(self.run_dir))
-        pool = Pool(hosted=(lookup(),), dropped={"draft": "model folder has no config.json"})
+        pool = HostedPool(hosted=(lookup(),), dropped={"draft": "model folder has no config.json"})
         plan = launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
         self.plan = plan
         self.loop = self.control_loop()

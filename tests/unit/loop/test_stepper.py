@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import VerifyPlan
-from outrider_runtime.loop.requests import Delivery, End
-from outrider_runtime.loop.state import choice
+from outrider_runtime.loop.pod_state import choice
+from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
-from outrider_runtime.loop.steps import Counts, Told
+from outrider_runtime.loop.steps import ChainCounts, FinishedStep
 from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order, numbers
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
@@ -128,7 +128,7 @@ class Engine:
         self.delivered += self.steps.requests.deliver(out, self.now)
         self.steps.done(
             flight.number, now=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out),
-            verdicts=Counts(sampled, scored),
+            verdicts=ChainCounts(sampled, scored),
         )  # fmt: skip
 
     def _report(self, flight: Flight) -> DraftReport:
@@ -184,7 +184,7 @@ def test_books_balance_whatever_comes_and_goes(
 ) -> None:  # fmt: skip
     loop = control_loop(POOL, max_requests=RUNNING)
     loop.pin(k, drafter if k else None)
-    seen: list[Told] = []
+    seen: list[FinishedStep] = []
     loop.listeners.append(seen.append)
     engine = Engine(stepper(loop, block_ids=blocks), ahead, np.random.default_rng(seed))
     for event, number in events:
@@ -220,7 +220,7 @@ def test_books_balance_whatever_comes_and_goes(
 def test_a_steps_time_is_its_own() -> None:
     """`t_out(n) - max(t_out(n-1), t_sched(n))`: neither the wait for a request nor the step before counts."""
     loop = control_loop((), max_requests=2)
-    seen: list[Told] = []
+    seen: list[FinishedStep] = []
     loop.listeners.append(seen.append)
     steps = stepper(loop, told=False)
     steps.requests.arrived("a", 0.0, None, prompt=4, limit=20)
@@ -228,7 +228,7 @@ def test_a_steps_time_is_its_own() -> None:
     for now, output_at in ((10.0, 10.03), (10.02, 10.05)):
         view = View(["a"], 4 * one, 5 * one, one, one)
         number, _ = steps.draft(view, one, 0 * one, Room(now, 64, 64), steps.nothing_to_verify(1))
-        steps.done(number, now=output_at, target_s=math.nan, tokens=1, verdicts=Counts({}, {}))
+        steps.done(number, now=output_at, target_s=math.nan, tokens=1, verdicts=ChainCounts({}, {}))
     assert [told.outcome.step_s for told in seen] == pytest.approx([0.03, 0.02])
 
 
@@ -248,10 +248,10 @@ def test_a_profiler_verifies_places_that_nobody_proposed_anything_for() -> None:
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [3, 0]
 
 
-def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[Told], int]:
+def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[FinishedStep], int]:
     loop = control_loop((eagle(),), max_requests=2)
     loop.pin(2, "eagle")
-    seen: list[Told] = []
+    seen: list[FinishedStep] = []
     loop.listeners.append(seen.append)
     steps = stepper(loop, told=told)
     steps.requests.arrived("a", 0.0, None, prompt=4, limit=40)
@@ -259,7 +259,7 @@ def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[Told], int]:
     number, _ = steps.draft(
         View(["a"], 4 * one, 5 * one, one, one), one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(1)
     )  # fmt: skip
-    steps.done(number, now=1.1, target_s=0.05, tokens=1, verdicts=Counts({}, {}))
+    steps.done(number, now=1.1, target_s=0.05, tokens=1, verdicts=ChainCounts({}, {}))
     return steps, loop, seen, number
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
-from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.coverage import ScheduledStep
-from outrider_runtime.loop.proposals import no_proposals
-from outrider_runtime.loop.steps import Counts, Finished, Record, Told, execution_mode
+from outrider_runtime.loop.draft_caches import KVGap
+from outrider_runtime.loop.pending_proposals import no_proposals
+from outrider_runtime.loop.steps import ChainCounts, FinishedStep, Record, TargetResult, execution_mode
 from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
 
 from tests.unit.control import columns
@@ -31,7 +31,7 @@ def plan(passes: list[int], asked: list[int]) -> DraftPlan:
     return DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array([asked]), feed, Purpose.CHOICE)
 
 
-def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), runs: tuple[bool, bool] = (False, True)):
+def told(*, drafted: DraftReport | None = None, holes: tuple[KVGap, ...] = (), runs: tuple[bool, bool] = (False, True)):
     """A request that decodes with two of three proposals verified, one of them accepted, beside a prompt."""
     waits = no_proposals(4, 3)
     waits.ask(np.array([0, 1]), plan([3, 0], [0, NOBODY]), 1)
@@ -41,9 +41,9 @@ def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), ru
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
         plan([0, 1], [1, NOBODY]), np.array(runs), holes, None, np.array([3, 0]),
     )  # fmt: skip
-    record.finished = Finished(10.03, 0.03, 0.02, 3, Counts({"a": 2}, {"a": 3}))
+    record.finished = TargetResult(10.03, 0.03, 0.02, 3, ChainCounts({"a": 2}, {"a": 3}))
     record.drafted = drafted
-    return Told(record.outcome(), this)
+    return FinishedStep(record.outcome(), this)
 
 
 def report(seconds: float, catch_up_s: dict[int, float] | None = None) -> DraftReport:
@@ -70,7 +70,7 @@ def test_the_targets_pass_held_every_token_that_was_scheduled() -> None:
 
 
 def test_what_closing_holes_took_is_the_drafters_time() -> None:
-    outcome = told(drafted=report(0.001, {1: 0.004}), holes=(Hole(1, 0, 10, 50),)).outcome
+    outcome = told(drafted=report(0.001, {1: 0.004}), holes=(KVGap(1, 0, 10, 50),)).outcome
     assert math.isnan(outcome.draft_s[0])
     assert outcome.draft_s[1] == pytest.approx(0.005)
 

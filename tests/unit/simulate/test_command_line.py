@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from outrider_runtime.simulate import service
+from outrider_runtime.simulate import service_manifest
 from outrider_runtime.simulate.main import main
 
 from tests.unit.simulate.conftest import MANIFEST
@@ -283,7 +283,7 @@ def test_the_smallest_engine_ends(argument, requests, tmp_path, capsys):
     """One request at a time, or a prompt in many steps. No more requests run than a step has tokens, as in vLLM."""
     path = tmp_path / "service.yaml"
     path.write_text(MANIFEST.replace("--max-num-seqs=16", argument))
-    assert service.read(path).limits.max_requests == requests
+    assert service_manifest.read(path).limits.max_requests == requests
     assert "Speculation" in said(capsys, "--manifest", path, "--system", "h100_sxm", *LOAD[2:])
 
 

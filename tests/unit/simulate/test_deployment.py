@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 from outrider_runtime.control.settings import SLOClass
-from outrider_runtime.simulate import comparison, deployment, load, service
-from outrider_runtime.simulate.comparison import Figures
+from outrider_runtime.simulate import comparison, load, service_manifest, simulated_deployment
+from outrider_runtime.simulate.comparison import PolicyFigures
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.replay.proposals import mean_hazards
+from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
 from outrider_runtime.simulate.replay.workload import Lengths
-from outrider_runtime.simulate.service import Member, Service
-from outrider_runtime.simulate.worlds.models import shape_of
+from outrider_runtime.simulate.service_manifest import Member, Service
+from outrider_runtime.simulate.worlds.named_models import shape_of
 from outrider_runtime.simulate.worlds.shapes import LLAMA_8B
 from outrider_runtime.simulate.worlds.world import BlockPass
 
@@ -26,7 +26,7 @@ composes = pytest.mark.skipif(
 
 def with_pool(asked: Service, **recorded_as: str) -> Service:
     members = tuple(
-        Member(dataclasses.replace(service.TRAITS[kind], name=name), kind, "meta-llama/Llama-3.2-1B")
+        Member(dataclasses.replace(service_manifest.TRAITS[kind], name=name), kind, "meta-llama/Llama-3.2-1B")
         for name, kind in recorded_as.items()
     )
     return dataclasses.replace(asked, pool=members)
@@ -34,7 +34,7 @@ def with_pool(asked: Service, **recorded_as: str) -> Service:
 
 @pytest.fixture
 def asked(manifest) -> Service:
-    return service.read(manifest)
+    return service_manifest.read(manifest)
 
 
 def test_the_manifest_sets_classes_lengths_and_limits(asked):
@@ -50,7 +50,7 @@ def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(
     block = {"sinkTokens": 1, "windowTokens": 2}
     document["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": block}]
     manifest.write_text(yaml.safe_dump(document))
-    asked = service.read(manifest)
+    asked = service_manifest.read(manifest)
     (member,) = asked.pool
     assert member.drafter.kv_budget == 16 + 2 * 16 - 8  # pages of 16 tokens, the last one half full
     assert any("'self' is as fast as its window makes it, and as often right as with any other" in one
@@ -60,8 +60,10 @@ def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(
 @pytest.mark.slow
 def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
-    world = deployment.on_system(asked, "h100_sxm")
-    pair = deployment.deployed(with_pool(asked, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9})
+    world = simulated_deployment.on_system(asked, "h100_sxm")
+    pair = simulated_deployment.deployed(
+        with_pool(asked, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9}
+    )
     hazards = [mean_hazards(pair.recording, name)[0] for name in ("poor", "good")]
     assert hazards == pytest.approx([0.2, 0.9], abs=0.08)
     requests = load.at_rate(pair, load.Wanted(Lengths(60, 64), 1.0, {}, 0), 4.0)
@@ -75,7 +77,7 @@ def test_a_pool_of_every_kind_runs(asked, monkeypatch):
     """A head, a draft model whose times ship, and prompt lookup."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     pool = with_pool(asked, head="eagle", small="draft", ngram="lookup")
-    mixed = deployment.deployed(pool, deployment.on_system(pool, "h200_sxm"), {})
+    mixed = simulated_deployment.deployed(pool, simulated_deployment.on_system(pool, "h200_sxm"), {})
     assert not mixed.notices
     requests = load.at_rate(mixed, load.Wanted(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
     assert (requests.slo_class == 0).all()
@@ -88,7 +90,7 @@ def test_under_overload_ours_lets_in_the_tight_class_first(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     classes = (SLOClass("tight", 0.05, 0.5), SLOClass("loose", 0.2))
     none = with_pool(dataclasses.replace(asked, hot=dataclasses.replace(asked.hot, slo_classes=classes)))
-    plain = deployment.deployed(none, deployment.on_system(none, "h100_sxm"), {})
+    plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
     requests = load.at_rate(plain, load.Wanted(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0)
     ours, other = comparison.compared(plain, requests, 80.0, comparison.policies(plain, 0, statics=False))
     (mine, _), (theirs, _) = ours.attained, other.attained
@@ -100,7 +102,7 @@ def test_under_overload_ours_lets_in_the_tight_class_first(asked, monkeypatch):
 def test_an_empty_pool_is_plain_decoding(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     none = dataclasses.replace(with_pool(asked), hot=dataclasses.replace(asked.hot, slo_classes=()))
-    plain = deployment.deployed(none, deployment.on_system(none, "h100_sxm"), {})
+    plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
     requests = load.at_rate(plain, load.Wanted(Lengths(60, 16), 1.0, {}, 0), 4.0)
     ours, other = comparison.compared(plain, requests, 4.0, comparison.policies(plain, 0, statics=True))
     assert ours.latency_s == pytest.approx(other.latency_s, rel=1e-3)
@@ -108,9 +110,9 @@ def test_an_empty_pool_is_plain_decoding(asked, monkeypatch):
 
 def test_a_pool_that_the_times_know_nothing_of_is_refused(asked):
     """No figure rather than one of another pool."""
-    world = deployment.as_profiled("smollm2-135m-cpu")
+    world = simulated_deployment.as_profiled("smollm2-135m-cpu")
     with pytest.raises(SimulationError, match="step times for lookup, eagle only, none of the pool's"):
-        deployment.deployed(with_pool(asked, head="eagle"), world, {})
+        simulated_deployment.deployed(with_pool(asked, head="eagle"), world, {})
 
 
 def test_a_method_that_nobody_recorded_is_refused_by_its_drafter(manifest):
@@ -119,13 +121,13 @@ def test_a_method_that_nobody_recorded_is_refused_by_its_drafter(manifest):
     document["spec"]["engine"] = {"backend": "Torch"}
     manifest.write_text(yaml.safe_dump(document))
     with pytest.raises(SimulationError, match="drafter 'heads': Medusa is not recorded"):
-        service.read(manifest)
+        service_manifest.read(manifest)
 
 
 def test_what_the_figures_do_not_cover_is_said(asked):
     """A drafter, a target and a number of GPUs that the step times do not know."""
-    world = deployment.as_profiled("llama-3.1-8b-8xa100-long")
-    notices = deployment.deployed(dataclasses.replace(asked, target="someone/other"), world, {}).notices
+    world = simulated_deployment.as_profiled("llama-3.1-8b-8xa100-long")
+    notices = simulated_deployment.deployed(dataclasses.replace(asked, target="someone/other"), world, {}).notices
     assert "the manifest's target is someone/other; the step times are those of meta-llama/Llama-3.1-8B." in notices
     assert "the manifest splits the target over 1; the step times are those of 8." in notices
     assert any("drafter 'head' is left out" in notice for notice in notices)
@@ -134,7 +136,7 @@ def test_what_the_figures_do_not_cover_is_said(asked):
 @pytest.mark.slow
 def test_rates_go_by_what_plain_decoding_finishes(asked):
     """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
-    on_h100 = deployment.deployed(asked, deployment.on_system(asked, "h100_sxm"), {})
+    on_h100 = simulated_deployment.deployed(asked, simulated_deployment.on_system(asked, "h100_sxm"), {})
     wanted = load.Wanted(Lengths(700, 64), 10.0, {}, 0)
     *_, fastest = load.rates(on_h100, wanted)
 
@@ -148,8 +150,8 @@ def test_rates_go_by_what_plain_decoding_finishes(asked):
     assert ttft_s(1.5 * capacity) > 1.0
 
 
-def row(rate: float, speedup: float) -> Figures:
-    return Figures("outrider", rate, 1, 100.0, 1.0, speedup, 0.1, 0.01, 0.01, 1.0, ())
+def row(rate: float, speedup: float) -> PolicyFigures:
+    return PolicyFigures("outrider", rate, 1, 100.0, 1.0, speedup, 0.1, 0.01, 0.01, 1.0, ())
 
 
 def test_the_crossover_is_the_first_rate_from_which_on_nothing_is_gained():
@@ -171,13 +173,13 @@ def test_a_model_that_nobody_knows_is_refused_with_its_name():
 @composes
 def test_a_system_that_nobody_measured_is_refused_with_those_that_there_are(asked):
     with pytest.raises(SimulationError, match="abacus; it has a100"):
-        deployment.on_system(asked, "abacus")
+        simulated_deployment.on_system(asked, "abacus")
 
 
 @composes
 def test_what_does_not_ship_is_composed(asked):
     """Two H200 in place of one."""
-    world = deployment.on_system(dataclasses.replace(asked, gpus=2), "h200_sxm")
+    world = simulated_deployment.on_system(dataclasses.replace(asked, gpus=2), "h200_sxm")
     assert world.gpus == 2
     assert np.isfinite(world.kv_tokens)
 
@@ -187,8 +189,8 @@ def test_block_drafter_is_simulated_from_a_head(manifest):
     block = {"model": {"name": "org/dflash"}, "maxTokens": 3}
     document["spec"]["draftPool"] = [{"name": "flash", "method": "Block", "block": block}]
     manifest.write_text(yaml.safe_dump(document))
-    service_read = service.read(manifest)
-    deployed = deployment.deployed(service_read, deployment.on_system(service_read, "h100_sxm"), {})
+    service_read = service_manifest.read(manifest)
+    deployed = simulated_deployment.deployed(service_read, simulated_deployment.on_system(service_read, "h100_sxm"), {})
     (drafter,), times = deployed.drafters, deployed.world.drafters["flash"]
     assert drafter.is_block
     assert drafter.most_tokens == 3

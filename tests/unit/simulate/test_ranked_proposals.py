@@ -14,11 +14,11 @@ from outrider_runtime.control.data.plans import DeviceOrder, VerifyPlan
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.loop.confidences import UNKNOWN, Calibrator
 from outrider_runtime.simulate import recording as recordings
-from outrider_runtime.simulate.replay.engine import Engine, Setting
+from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
+from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.profile import fitted
 from outrider_runtime.simulate.replay.ranked_proposals import LEAST_CHANCE, acceptance, verification_lengths
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
 from outrider_runtime.simulate.worlds import world as worlds
 
@@ -49,7 +49,7 @@ def test_acceptance_of_no_proposal_is_nothing():
     assert (sure_of_no >= LEAST_CHANCE).all()
 
 
-def served(load: Workload) -> tuple[Engine, list[VerifyPlan]]:
+def served(load: Workload) -> tuple[ReplayEngine, list[VerifyPlan]]:
     limits = Limits()
     settings = Settings(
         POOL, 5, limits.slots, largest_graph_tokens=WORLD.graph_tokens, scores_placeholders=True,
@@ -66,7 +66,7 @@ def served(load: Workload) -> tuple[Engine, list[VerifyPlan]]:
         return plans[-1]
 
     controller.plan_verify = planned  # type: ignore[method-assign, assignment]
-    engine = Engine(Setting(WORLD, LIFTED, POOL, limits, device_ranks=True), load, controller)
+    engine = ReplayEngine(Setting(WORLD, LIFTED, POOL, limits, device_ranks=True), load, controller)
     engine.run()
     return engine, plans
 
@@ -101,7 +101,9 @@ def test_device_verifies_proposals_before_filler():
     load = closed(16, 48, LIFTED, None, np.random.default_rng(0), Lengths(300, 48))
     shares = {}
     for by_device in (True, False):
-        engine = Engine(Setting(WORLD, LIFTED, POOL, Limits(), device_ranks=True), load, Half(by_device=by_device))
+        engine = ReplayEngine(
+            Setting(WORLD, LIFTED, POOL, Limits(), device_ranks=True), load, Half(by_device=by_device)
+        )
         engine.run()
         assert (engine.requests.produced == load.output).all()
         shares[by_device] = sum(engine.log.verified) / sum(engine.log.requests)

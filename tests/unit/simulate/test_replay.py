@@ -16,11 +16,11 @@ from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.simulate import recording as recordings
-from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
+from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.profile import fitted
-from outrider_runtime.simulate.replay.proposals import mean_hazards
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import BlockPass, Pass
@@ -52,8 +52,8 @@ def policies() -> dict[str, Policy]:
     }
 
 
-def ran(policy: Policy, load: Workload, where: Setting | None = None) -> Engine:
-    engine = Engine(where or setting(), load, policy)
+def ran(policy: Policy, load: Workload, where: Setting | None = None) -> ReplayEngine:
+    engine = ReplayEngine(where or setting(), load, policy)
     engine.run()
     return engine
 
@@ -62,7 +62,7 @@ def static(requests: int, seed: int = 0) -> Workload:
     return closed(requests, 3 * requests + 6, LIFTED, None, np.random.default_rng(seed), Lengths(300, 64))
 
 
-def goodput(engine: Engine) -> float:
+def goodput(engine: ReplayEngine) -> float:
     return sum(engine.log.tokens) / engine.now
 
 
@@ -256,7 +256,7 @@ class Watched:
         return getattr(self.policy, name)
 
 
-def watched(*, asynchronous: bool, policy: Policy | None = None) -> tuple[Watched, Engine]:
+def watched(*, asynchronous: bool, policy: Policy | None = None) -> tuple[Watched, ReplayEngine]:
     policy = Watched(policy or Fixed(POOL, 1, 4))
     return policy, ran(policy, static(4), replace(setting(), asynchronous=asynchronous))
 

@@ -14,10 +14,10 @@ from outrider_runtime.control.data.plans import Purpose
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH
-from outrider_runtime.simulate.replay.beams import Beams
-from outrider_runtime.simulate.replay.engine import Engine, Setting
+from outrider_runtime.simulate.replay.beams import RecordedBeams
+from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, closed
 from outrider_runtime.simulate.worlds import world as worlds
 
@@ -25,7 +25,7 @@ from bench.replay.tree_baselines import AdaServe, StaticTree, path_probabilities
 
 RECORDED = recordings.shipped()
 LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)
-BEAMS = Beams(RECORDED.trees["eagle"])
+BEAMS = RecordedBeams(RECORDED.trees["eagle"])
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True, widest=WIDTH)
 WORLD = worlds.load("llama-3.1-8b-a100")
 
@@ -69,7 +69,7 @@ def test_a_narrow_beam_is_a_tree_of_at_most_its_width_that_holds_the_greedy_chai
 @pytest.mark.parametrize("made", [RECORDED, LIFTED])
 def test_a_beam_accepts_at_least_what_its_chain_does_wherever_it_was_recorded(made):
     """One target: where the chain's first d tokens are right, the way through the beam is that chain."""
-    beams, column = Beams(made.trees["eagle"]), made.drafters.index("eagle")
+    beams, column = RecordedBeams(made.trees["eagle"]), made.drafters.index("eagle")
     positions = np.arange(made.start[-1])
     table = beams.table(positions, np.full(len(positions), DEPTH), WIDTH)
     way = (table.right & table.there).any(2).cumprod(1).sum(1)
@@ -96,7 +96,7 @@ def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
     steps = {}
     for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH, (4, 1, 1, 1, 1, 1, 1, 1)))):
         load = closed(4, 16, LIFTED, None, np.random.default_rng(0), Lengths(200, 64))
-        engine = Engine(Setting(WORLD, LIFTED, (EAGLE,), Limits(), bundled=True), load, policy)
+        engine = ReplayEngine(Setting(WORLD, LIFTED, (EAGLE,), Limits(), bundled=True), load, policy)
         engine.run()
         assert sum(engine.log.tokens) == load.output.sum()
         steps[name] = len(engine.log.now)

@@ -12,7 +12,7 @@ import pytest
 from outrider_runtime.control.cost.model import Shape
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.replay.profile import fitted
+from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.worlds import compose
 from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, known, load
 

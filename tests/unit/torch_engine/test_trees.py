@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.data.forest import ROOT, Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH, log_odds
@@ -103,7 +103,7 @@ class Oracle:
     def __init__(self, known: dict[tuple[int, ...], list[int]], draws: random.Random) -> None:
         self._known, self._draws = known, draws
 
-    def catch_up(self, gaps: Sequence[tuple[Request, Hole]]) -> None: ...
+    def catch_up(self, gaps: Sequence[tuple[Request, KVGap]]) -> None: ...
 
     def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
         return [

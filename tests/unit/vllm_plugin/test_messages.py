@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
 
 
-def order(passes: list[int], asked: list[list[int]], runs: list[bool], *holes: Hole) -> Order:
+def order(passes: list[int], asked: list[list[int]], runs: list[bool], *holes: KVGap) -> Order:
     feed = np.zeros((len(passes), len(asked[0])), np.int64)
     plan = DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array(asked), feed, Purpose.CHOICE)
     return Order(plan, np.array(runs), holes)
@@ -33,7 +33,7 @@ def test_a_head_that_only_reads_runs_its_first_pass() -> None:
 
 
 def test_an_order_crosses_processes_whole() -> None:
-    sent = draft_order(1, order([2], [[0, 0]], [True], Hole(0, 1, 3, 9)))
+    sent = draft_order(1, order([2], [[0, 0]], [True], KVGap(0, 1, 3, 9)))
     got = pickle.loads(pickle.dumps(sent))
-    assert got.holes_of(0) == [Hole(0, 1, 3, 9)]
+    assert got.holes_of(0) == [KVGap(0, 1, 3, 9)]
     assert got.passes.tolist() == sent.passes.tolist()

@@ -10,7 +10,7 @@ from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Drafter, Engine
 from outrider_runtime import dtype
-from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.memory_limit import cpu_cache_gib
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import arguments, launch
@@ -22,7 +22,7 @@ from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lo
 HEAD = Path("/heads/eagle")
 
 
-def plan_of(boot: BootConfig, pool: Pool) -> launch.LaunchPlan:
+def plan_of(boot: BootConfig, pool: HostedPool) -> launch.LaunchPlan:
     paths = Paths(run_dir="/run/outrider")
     return launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
 
@@ -34,7 +34,7 @@ def on_gpu(boot: BootConfig, **engine: object) -> BootConfig:
 
 def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
     """Promise: NoDrafter means plain vLLM underneath, not speculation with nothing to speculate."""
-    plan = plan_of(boot_config([]), Pool())
+    plan = plan_of(boot_config([]), HostedPool())
     assert arguments.speculative_config(plan) is None
     assert not any(argument.startswith("--speculative-config") for argument in arguments.engine_arguments(plan))
 
@@ -43,7 +43,7 @@ def test_further_names_of_the_model_follow_its_own() -> None:
     """vLLM puts the first one into answers."""
     boot = boot_config([])
     boot = boot.model_copy(update={"engine": Engine(served_model_names=["gpt-4o-mini", boot.target.name, "llama"])})
-    command = arguments.engine_arguments(plan_of(boot, Pool()))
+    command = arguments.engine_arguments(plan_of(boot, HostedPool()))
     place = command.index("--served-model-name")
     assert command[place + 1 : place + 4] == [boot.target.name, "gpt-4o-mini", "llama"]
     assert command[place + 4].startswith("--")
@@ -60,14 +60,14 @@ def test_quantised_weights_keep_their_dtype_on_a_cpu_that_is_slow_at_it(
     monkeypatch.setattr(dtype, "multiplies_bfloat16", lambda: False)
     (tmp_path / "config.json").write_text(json.dumps(config))
     boot = boot_config([], target=tmp_path).model_copy(update={"engine": Engine(extra_args=extra)})
-    plan = plan_of(boot, Pool()).model_copy(update={"paths": Paths(mounted=False)})
+    plan = plan_of(boot, HostedPool()).model_copy(update={"paths": Paths(mounted=False)})
     assert f"--dtype={served}" in arguments.engine_arguments(plan)
 
 
 def test_every_member_of_the_pool_proposes_lengths_that_vary() -> None:
     """Bug: only the primary drafter's config said so: a second head had graphs for the most tokens alone, and ran all
     its passes whatever was asked."""
-    pool = Pool(hosted=(lookup(), eagle(HEAD, "one"), eagle(HEAD, "two"), draft_model(HEAD)))
+    pool = HostedPool(hosted=(lookup(), eagle(HEAD, "one"), eagle(HEAD, "two"), draft_model(HEAD)))
     plan = plan_of(boot_config(pool.hosted, 5), pool)
     for config in (arguments.speculative_config(plan), *(arguments.member_config(one, plan) for one in pool.hosted)):
         assert config is not None
@@ -77,7 +77,7 @@ def test_every_member_of_the_pool_proposes_lengths_that_vary() -> None:
 
 def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
     """Promise: prompt lookup beside a neural drafter costs no second engine."""
-    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(hosted=(lookup(), eagle(HEAD))))
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), HostedPool(hosted=(lookup(), eagle(HEAD))))
     config = arguments.speculative_config(plan)
     assert config is not None
     assert config["method"] == "eagle3"
@@ -87,7 +87,7 @@ def test_compiled_code_is_kept_apart_by_all_heads_whose_layers_the_target_hands_
     """vLLM's hash knows the primary head's layers. Code that was compiled for another pool would hand out others."""
 
     def config(*pool: Drafter) -> list[str]:
-        given = arguments.engine_arguments(plan_of(boot_config(pool), Pool(hosted=pool)))
+        given = arguments.engine_arguments(plan_of(boot_config(pool), HostedPool(hosted=pool)))
         return [one for one in given if one.startswith("--additional-config")]
 
     one, other = eagle(HEAD, "one"), eagle(Path("/other"), "other")
@@ -98,7 +98,7 @@ def test_compiled_code_is_kept_apart_by_all_heads_whose_layers_the_target_hands_
 
 def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     """argparse takes the last value of a flag."""
-    plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), Pool())
+    plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), HostedPool())
     given = arguments.engine_arguments(plan)
     assert given[-1] == "--max-num-seqs=3"
     assert given[0] == launch.target_location(plan)
@@ -107,13 +107,13 @@ def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
 def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
     """vLLM's own executor asks it for proposals in a call of their own. The user's choice of an executor comes last."""
     boot = boot_config([lookup()], extra=["--distributed-executor-backend=mp"])
-    given = arguments.server_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    given = arguments.server_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
     chosen = [one for one in given if one.startswith("--distributed-executor-backend")]
     assert chosen == [
         f"--distributed-executor-backend={arguments.CPU_EXECUTOR_CLASS}",
         "--distributed-executor-backend=mp",
     ]
-    gpu = plan_of(on_gpu(boot_config([lookup()])), Pool(hosted=(lookup(),)))
+    gpu = plan_of(on_gpu(boot_config([lookup()])), HostedPool(hosted=(lookup(),)))
     assert arguments.server_arguments(gpu) == arguments.engine_arguments(gpu)
 
 
@@ -121,7 +121,7 @@ def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
 def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
     """A graph for more requests than may run is memory for nothing."""
     boot = on_gpu(boot_config([lookup()]), extra_args=extra)
-    given = arguments.engine_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    given = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
     start = given.index("--cudagraph-capture-sizes") + 1
     sizes = [int(argument) for argument in given[start:] if argument.isdigit()]
     assert max(number for number in sizes if number != 8) == 32
@@ -130,7 +130,7 @@ def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
 def sizes_given(*extra: str) -> list[int]:
     """Of graphs; extra: the user's arguments."""
     boot = on_gpu(boot_config([lookup()]), extra_args=list(extra))
-    given = arguments.engine_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    given = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
     assert given[len(given) - len(extra) :] == list(extra)
     given = given[: len(given) - len(extra)]
     return [int(size) for size in given[given.index("--cudagraph-capture-sizes") + 1 :]]
@@ -155,7 +155,7 @@ def test_an_optimisation_level_names_no_graphs() -> None:
 def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[Drafter, ...]) -> None:
     """Promise: what is tested on a CPU is what serves on a GPU, asynchronous there whatever the pool holds."""
     boot = boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool))
-    plan = plan_of(boot, Pool(hosted=pool))
+    plan = plan_of(boot, HostedPool(hosted=pool))
     assert engine_environment(plan.boot, "/run", {})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert "--no-async-scheduling" not in arguments.engine_arguments(plan)
     config = arguments.speculative_config(plan)
@@ -169,7 +169,7 @@ def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[Drafter,
 def test_who_names_the_graphs_gets_those(extra: str) -> None:
     """vLLM refuses sizes that two arguments name, and the pod would end again and again for one that nobody wrote."""
     boot = on_gpu(boot_config([lookup()]), extra_args=[extra])
-    given = arguments.engine_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    given = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
     assert [one for one in given if "capture-size" in one or "compilation" in one] == [extra]
 
 
@@ -202,7 +202,7 @@ def test_a_tested_vllm_is_accepted() -> None:
 
 def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> None:
     """Promise: one environment variable is all that crosses to vLLM's processes."""
-    plan = plan_of(boot_config([lookup()]), Pool(hosted=(lookup(),)))
+    plan = plan_of(boot_config([lookup()]), HostedPool(hosted=(lookup(),)))
     plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path / "run"))})
     environ: dict[str, str] = {}
     launch.prepare(plan, environ)
@@ -212,7 +212,7 @@ def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> Non
 
 def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_path: Path) -> None:
     """Promise: a drafter never keeps a pod down; the state names it with the reason. Earlier starts are forgotten."""
-    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(hosted=(lookup(), eagle(HEAD))))
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), HostedPool(hosted=(lookup(), eagle(HEAD))))
     plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
     assert launch.noted_failures(plan) == {}
     environ: dict[str, str] = {}
@@ -226,7 +226,7 @@ def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_pa
 
 def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None:
     """vLLM checks some of a draft before any worker starts."""
-    plan = plan_of(boot_config([eagle(HEAD)]), Pool(hosted=(eagle(HEAD),)))
+    plan = plan_of(boot_config([eagle(HEAD)]), HostedPool(hosted=(eagle(HEAD),)))
     plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
     refusal = ValueError("1 validation error for SpeculativeConfig\n  Value error, no such architecture")
     smaller = launch.after_failure(plan, refusal)
@@ -238,10 +238,10 @@ def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None
 def test_drafters_that_the_worker_noted_before_the_engine_ended_are_left_out_at_the_next_start(tmp_path: Path) -> None:
     """It notes those that leave no room for KV, and vLLM ends; a second end without a note is nobody's fault."""
     hosted = (lookup(), eagle(HEAD), draft_model(HEAD))
-    plan = plan_of(boot_config(hosted), Pool(hosted=hosted))
+    plan = plan_of(boot_config(hosted), HostedPool(hosted=hosted))
     plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
     launch.note_failure("draft", "it does not fit", {"OUTRIDER_RUN_DIR": str(tmp_path)})
     smaller = launch.after_failure(plan, RuntimeError("engine core initialization failed"))
     assert smaller is not None
-    assert smaller.pool == Pool(hosted=hosted[:2], dropped={"draft": "it does not fit"})
+    assert smaller.pool == HostedPool(hosted=hosted[:2], dropped={"draft": "it does not fit"})
     assert launch.after_failure(smaller, RuntimeError("engine core initialization failed")) is None

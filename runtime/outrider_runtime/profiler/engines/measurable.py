@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from outrider_crds.runtime_config import BootConfig, HotConfig
 
-from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler.grid import EngineLimits
@@ -62,7 +62,7 @@ class ProfilerLaunch(Protocol):
     """A plan for starting an engine's process, and the failures that the process noted."""
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> HostedPool:
         """The drafters that the engine should load, and those that it cannot."""
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider_crds.base import Model
 from outrider_crds.runtime_config import BootConfig, HotConfig
 
-from outrider_runtime.drafters.pool import Pool, choose_pool
+from outrider_runtime.drafters.pool import HostedPool, choose_pool
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.profiler.engines.measurable import Measurable, RunningRequest
 from outrider_runtime.profiler.grid import EngineLimits
@@ -35,7 +35,7 @@ class TorchLaunch(Model):
     boot: BootConfig
     hot: HotConfig
     paths: Paths
-    pool: Pool
+    pool: HostedPool
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
         folder = Path(self.paths.run_dir)

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider_crds.runtime_config import BootConfig, HotConfig
 
-from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.identity import device_name, engine_version
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.paths import Paths
@@ -32,7 +32,7 @@ class VLLMLaunch:
     plan: LaunchPlan
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> HostedPool:
         return self.plan.pool
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:

@@ -1,5 +1,9 @@
-"""Any policy on the same requests, the same recording and the same world, on a virtual clock: paired, without noise.
+"""Replays the same requests, recording and world under any policy, on a virtual clock: paired, without noise.
 
-`engine` steps as vLLM does: `scheduling` says what runs, `device` runs it. `caches` say what each drafter has read,
-`proposals` what it proposes and how much of that the target accepts. `policies` decide.
+- `engine`: steps as vLLM's.
+- `step_scheduler`: which tokens run in a step.
+- `device`: runs a scheduled step.
+- `replay_caches`: tokens that each drafter's cache covers.
+- `recorded_proposals`: what drafters propose, and how much of it the target accepts.
+- `policies`: baselines; Outrider's own policy is `control.controller`.
 """

@@ -45,7 +45,7 @@ def ranks(request: Ints, parent: Ints) -> Ints:
     return found
 
 
-class Beams:
+class RecordedBeams:
     """Of one drafter. P positions of the recording."""
 
     def __init__(self, trees: Trees) -> None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
-from outrider_runtime.simulate.replay.caches import Caches
-from outrider_runtime.simulate.replay.proposals import Proposals
-from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
+from outrider_runtime.simulate.replay.recorded_proposals import RecordedProposals
+from outrider_runtime.simulate.replay.replay_caches import ReplayCaches
+from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 from outrider_runtime.simulate.worlds.world import Pass, World
 
@@ -22,7 +22,7 @@ CATCH_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
+class DeviceStep:
     """What came of a step."""
 
     target_s: float
@@ -45,10 +45,12 @@ class Ran:
 class Device:
     """D drafters in the pool's order, N requests of a step."""
 
-    def __init__(self, world: World, recording: Recording, drafters: Sequence[Drafter], requests: Requests) -> None:
+    def __init__(
+        self, world: World, recording: Recording, drafters: Sequence[Drafter], requests: ReplayRequests
+    ) -> None:
         self.world, self.drafters, self.requests = world, drafters, requests
-        self.caches = Caches(drafters, len(requests.load))
-        self.proposals = Proposals(recording, drafters, requests)
+        self.caches = ReplayCaches(drafters, len(requests.load))
+        self.proposals = RecordedProposals(recording, drafters, requests)
 
     def forget(self, preempted: Rows) -> None:
         self.requests.preempt(preempted)
@@ -57,7 +59,7 @@ class Device:
 
     def run(
         self, books: Books, tokens: Ints, verified: Ints, accepted: Ints, plan: DraftPlan, fed: Ints
-    ) -> Ran:  # fmt: skip
+    ) -> DeviceStep:  # fmt: skip
         """tokens (N,): of the step, verified (N,) of them proposals, accepted (N,) of those; fed (D, N): tokens that
         each drafter runs over. At the end the plan's drafters propose. The books of the requests go on, but for the
         time."""
@@ -70,7 +72,7 @@ class Device:
         if plan.passes.any():
             after = self.requests.of(books.rows)
             self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
-        return Ran(self.world.target_s(one), draft_s, accepted, made)
+        return DeviceStep(self.world.target_s(one), draft_s, accepted, made)
 
     def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
         seconds = {}

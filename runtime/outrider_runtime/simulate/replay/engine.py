@@ -14,14 +14,14 @@ from outrider_runtime.control.data.plans import DeviceOrder, DraftPlan, Outcome,
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.confidences import Calibrator, confidences
 from outrider_runtime.loop.coverage import ScheduledStep
-from outrider_runtime.loop.proposals import Proposals, no_proposals
-from outrider_runtime.loop.steps import Finished, Record, Verdicts
+from outrider_runtime.loop.pending_proposals import PendingProposals, no_proposals
+from outrider_runtime.loop.steps import NodeVerdicts, Record, TargetResult
 from outrider_runtime.simulate.recording import DEPTH, Recording
-from outrider_runtime.simulate.replay.device import Device, Ran
+from outrider_runtime.simulate.replay.device import Device, DeviceStep
 from outrider_runtime.simulate.replay.flights import DraftingReport, Flight
 from outrider_runtime.simulate.replay.ranked_proposals import RankedProposals
-from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
-from outrider_runtime.simulate.replay.scheduling import Limits, Scheduled, Scheduler
+from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
+from outrider_runtime.simulate.replay.step_scheduler import Limits, Scheduled, Scheduler
 from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
 
@@ -83,25 +83,25 @@ class Log:
     accepted: list[int] = field(default_factory=list)
 
 
-class Engine:
+class ReplayEngine:
     """One pod's engine under one policy.
 
     Synchronous: a step is scheduled after the output of the last one, with its proposals.
     Asynchronous: step t+1 is scheduled while t runs. The scheduler counts every draft token of t as accepted, and every
-    draft token that t is to propose as proposed (`loop.proposals`). The output of t corrects the first. The report on
-    the drafting of t comes with the output of t+1 and corrects the second; the policy observes t then.
+    draft token that t is to propose as proposed (`loop.pending_proposals`). The output of t corrects the first. The
+    report on the drafting of t comes with the output of t+1 and corrects the second; the policy observes t then.
     """
 
     def __init__(self, setting: Setting, load: Workload, policy: Policy) -> None:
         self.setting, self.policy = setting, policy
-        self.requests = Requests(load)
+        self.requests = ReplayRequests(load)
         """What the scheduler knows of them."""
         self.log = Log()
         self.now = 0.0
         """The host's clock."""
         self._scheduler = Scheduler(self.requests, setting.limits)
         # vLLM's drafters know no end of an answer, and in asynchronous scheduling a step may run beyond it.
-        on_device = Requests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
+        on_device = ReplayRequests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
         self._device = Device(setting.world, setting.recording, setting.drafters, on_device)
         self._on_device: OnDevice | None = getattr(policy, "on_device", None)
         ranks = setting.device_ranks and bool(setting.drafters)
@@ -187,7 +187,7 @@ class Engine:
         self._run(step, nodes, verify.purpose, scheduled_at, order)
         return True
 
-    def _proposals_for(self, books: Books) -> Proposals:
+    def _proposals_for(self, books: Books) -> PendingProposals:
         """What the scheduler knows of the proposals that wait for the next step."""
         self._proposals.cut(books.slot, np.where(books.decodes, DEPTH, 0))
         proposals = self._proposals.of(books.slot)
@@ -311,8 +311,8 @@ class Engine:
         )  # fmt: skip
 
     def _fly(
-        self, record: Record, rows: Rows, draft_tokens: Ints, kept: Ints, verified: int, ran: Ran,
-        verdicts: Verdicts | None,
+        self, record: Record, rows: Rows, draft_tokens: Ints, kept: Ints, verified: int, ran: DeviceStep,
+        verdicts: NodeVerdicts | None,
     ) -> None:  # fmt: skip
         """Puts the step on the device's queue, once the host has decided."""
         self.now += self._decision_s(len(rows))
@@ -326,18 +326,18 @@ class Engine:
         self._in_flight.append(flight)
         self._unobserved[record.number] = flight
 
-    def _report(self, number: int, rows: Rows, ran: Ran) -> DraftingReport:
+    def _report(self, number: int, rows: Rows, ran: DeviceStep) -> DraftingReport:
         proposals = self._device.proposals
         lengths, drafters = proposals.length[rows].astype(np.int8), proposals.drafter[rows].astype(np.int8)
         seconds = ran.each_draft_s(len(self.setting.drafters))
         said = proposals.reported_confidence(rows, models=self.setting.device_ranks)
         return DraftingReport(number, seconds, lengths, drafters, said)
 
-    def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> Verdicts:
+    def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> NodeVerdicts:
         """What became of the nodes where the engine knows its proposals."""
         held = nodes & right
         tried = (forest.parent == ROOT) | held[forest.parent]
-        return Verdicts(nodes, right & tried, tried)
+        return NodeVerdicts(nodes, right & tried, tried)
 
     def _decision_s(self, requests: int) -> float:
         at, us = self._decision
@@ -356,7 +356,7 @@ class Engine:
         self._last_output_at = self.now
         tokens, done = self._deliver(flight)
         verdicts = flight.counts if flight.verdicts is None else flight.verdicts
-        record.finished = Finished(self.now, step_s, flight.ran.target_s, tokens, verdicts)
+        record.finished = TargetResult(self.now, step_s, flight.ran.target_s, tokens, verdicts)
         if record.drafted is not None or record.number == self._number:
             self._observe(flight)
         self._note(flight, tokens)

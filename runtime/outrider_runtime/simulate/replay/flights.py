@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.loop.steps import Counts, Record, Verdicts
-from outrider_runtime.simulate.replay.device import Ran
-from outrider_runtime.simulate.replay.requests import Rows
+from outrider_runtime.loop.steps import ChainCounts, NodeVerdicts, Record
+from outrider_runtime.simulate.replay.device import DeviceStep
+from outrider_runtime.simulate.replay.replay_requests import Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 
 @dataclass(slots=True, eq=False)
 class DraftingReport:
-    """`loop.steps.Drafted`: what was really proposed at the end of a step."""
+    """`loop.steps.DraftingResult`: what was really proposed at the end of a step."""
 
     step: int
     seconds: NDArray[np.float64]
@@ -38,21 +38,21 @@ class Flight:
     """(N,): scheduled draft tokens that the target's pass ran."""
     verified: int
     """Real proposals that the target scored."""
-    ran: Ran
+    ran: DeviceStep
     report: DraftingReport
-    verdicts: Verdicts | None
+    verdicts: NodeVerdicts | None
     """None: `counts` say it."""
     step_s: float
     """Seconds for which the step kept the device from the next one."""
     out_at: float
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ChainCounts:
         """Tokens of each request that vLLM's scheduler is given."""
         names = self.record.step.names
         sampled = np.where(self.ran.tokens > 0, 1 + self.ran.accepted, 0)
         trimmed = self.draft_tokens - self.kept
-        return Counts(
+        return ChainCounts(
             dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.kept.tolist(), strict=True)),
             dict(zip(names, trimmed.tolist(), strict=True)) if trimmed.any() else None,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outrider_runtime.control.data.plans import DeviceOrder
 from outrider_runtime.loop.confidences import QUANTA, UNKNOWN, Calibration
 from outrider_runtime.simulate.recording import DEPTH
-from outrider_runtime.simulate.replay.requests import Rows
+from outrider_runtime.simulate.replay.replay_requests import Rows
 from outrider_runtime.simulate.replay.workload import Floats, Ints
 
 LEAST_CHANCE = 1e-4

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProfiledTarget:
     costs: Mapping[ExecutionMode, StepCost]
     """At least one mode; another one stands for a mode that is missing."""
     graph_tokens: int | None
@@ -31,19 +31,19 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class ProfiledDrafter:
     cost: DrafterCost
 
     def ms(self, first: Pass, passes: int, width: int = 1) -> float:
         return 1e3 * self.cost.seconds(_shape(first), passes, width)
 
 
-def target(part: Mapping[str, Any], graph_tokens: int | None) -> Target:
-    return Target({ExecutionMode(mode): StepCost(**cost) for mode, cost in part["costs"].items()}, graph_tokens)
+def target(part: Mapping[str, Any], graph_tokens: int | None) -> ProfiledTarget:
+    return ProfiledTarget({ExecutionMode(mode): StepCost(**cost) for mode, cost in part["costs"].items()}, graph_tokens)
 
 
-def drafter(part: Mapping[str, Any]) -> Drafter:
-    return Drafter(DrafterCost(StepCost(**part["cost"]), part["passes"], StepCost(**part["firstPass"])))
+def drafter(part: Mapping[str, Any]) -> ProfiledDrafter:
+    return ProfiledDrafter(DrafterCost(StepCost(**part["cost"]), part["passes"], StepCost(**part["firstPass"])))
 
 
 def _shape(one: Pass) -> Shape:

@@ -28,7 +28,7 @@ from outrider_runtime.simulate.worlds.shapes import (
     LLAMA_160M,
     VICUNA_7B,
     VICUNA_33B,
-    Shape,
+    ModelShape,
     eagle_head,
 )
 from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, curve_document, surface
@@ -79,10 +79,10 @@ class Recipe:
     name: str
     system: str
     gpus: int
-    target: Shape
+    target: ModelShape
     model: str
     """As users call it."""
-    drafts: Mapping[str, Shape]
+    drafts: Mapping[str, ModelShape]
     """Draft models with a cache of their own, by drafter name."""
 
     def covers(self, other: Recipe) -> bool:
@@ -111,7 +111,7 @@ RECIPES = (
 class Kernels:
     """The package's times of one model on one system."""
 
-    def __init__(self, shape: Shape, system: str, gpus: int) -> None:
+    def __init__(self, shape: ModelShape, system: str, gpus: int) -> None:
         """Raises SimulationError where the package is not there, or does not hold the system."""
         try:
             from aiconfigurator_core import AicEngine

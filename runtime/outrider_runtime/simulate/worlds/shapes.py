@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A Llama-like model."""
 
     layers: int
@@ -41,14 +41,14 @@ class Shape:
         }  # fmt: skip
 
 
-LLAMA_8B = Shape(32, 4096, 32, 8, 14336, 128256)
-LLAMA_70B = Shape(80, 8192, 64, 8, 28672, 128256)
-LLAMA_1B = Shape(16, 2048, 16, 4, 8192, 128256)
+LLAMA_8B = ModelShape(32, 4096, 32, 8, 14336, 128256)
+LLAMA_70B = ModelShape(80, 8192, 64, 8, 28672, 128256)
+LLAMA_1B = ModelShape(16, 2048, 16, 4, 8192, 128256)
 """Its 32 and 8 heads of 64 taken as half as many of 128: the same width, and what every system was measured with."""
-LLAMA_160M = Shape(12, 768, 6, 6, 3072, 32000)
+LLAMA_160M = ModelShape(12, 768, 6, 6, 3072, 32000)
 """Its 12 heads of 64 taken as 6 of 128."""
-VICUNA_7B = Shape(32, 4096, 32, 32, 11008, 32000)
-VICUNA_33B = Shape(60, 6656, 52, 52, 17920, 32000)
+VICUNA_7B = ModelShape(32, 4096, 32, 32, 11008, 32000)
+VICUNA_33B = ModelShape(60, 6656, 52, 52, 17920, 32000)
 KNOWN = {
     "llama3.18b": LLAMA_8B,
     "llama3.170b": LLAMA_70B,
@@ -61,8 +61,8 @@ KNOWN = {
 EAGLE_VOCABULARY = 32000
 
 
-def eagle_head(target: Shape) -> Shape:
+def eagle_head(target: ModelShape) -> ModelShape:
     """The one layer of an EAGLE-3 head of this target, and its smaller vocabulary."""
-    return Shape(
+    return ModelShape(
         1, target.hidden, target.heads, target.key_heads, target.intermediate, EAGLE_VOCABULARY, target.head_dim
     )

@@ -20,7 +20,7 @@ BLOCK_LAYERS = 5
 """Layers of a block draft: what is published for targets of 4B to 32B has 5 to 8."""
 
 
-class Kind(StrEnum):
+class DrafterKind(StrEnum):
     HEAD = "head"
     """Reads the target's hidden states; a pass for each token (EAGLE)."""
     MODEL = "model"
@@ -255,10 +255,10 @@ def _forward(part: Mapping[str, Any]) -> Forward:
 
 
 def _drafter(part: Mapping[str, Any], target: Forward) -> DrafterTimes:
-    kind = Kind(part["kind"])
-    if kind is Kind.LOOKUP:
+    kind = DrafterKind(part["kind"])
+    if kind is DrafterKind.LOOKUP:
         return Lookup(part["constantMs"], part["perRequestMs"])
-    if kind is Kind.SPARSE:
+    if kind is DrafterKind.SPARSE:
         return Passes(target)
     fusion = part.get("fusion")
     return Passes(_forward(part), curve(**fusion) if fusion else None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.torch_engine.drafting import RequestStep
 from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, last_of
 from outrider_runtime.torch_engine.engine_request import Request
@@ -22,7 +22,7 @@ class DraftModelDrafter(Autoregressive):
         super().__init__(model.number, model.cache, pool, model.weight_bytes)
         self.model = model
 
-    def catch_up(self, gaps: Sequence[tuple[Request, Hole]]) -> None:
+    def catch_up(self, gaps: Sequence[tuple[Request, KVGap]]) -> None:
         segments = [
             Segment(request.name, request.tokens[cached : gap.end], cached)
             for request, gap in gaps

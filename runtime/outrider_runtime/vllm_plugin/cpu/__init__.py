@@ -13,16 +13,16 @@ and is for what is rare. One module here for each of vLLM's that has such kernel
 from __future__ import annotations
 
 from outrider_runtime.vllm_plugin.cpu.interpreter import ENVIRONMENT, allow_second_runner, interpret_kernels
-from outrider_runtime.vllm_plugin.cpu.warm_up import compile_stand_ins
+from outrider_runtime.vllm_plugin.cpu.stand_in_warm_up import compile_stand_ins
 
 
 def install() -> None:
     """Make the second runner work on this process's CPU; harmless when done twice."""
     interpret_kernels()
-    from outrider_runtime.vllm_plugin.cpu import adapters, replaced  # import vLLM's modules
+    from outrider_runtime.vllm_plugin.cpu import lora_ops, replaced  # import vLLM's modules
 
     replaced.put_in_place()
-    adapters.put_in_place()
+    lora_ops.put_in_place()
 
 
 __all__ = ["ENVIRONMENT", "allow_second_runner", "compile_stand_ins", "install"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider_runtime.control.data.batch import NOBODY, Floats, Ints
 from outrider_runtime.loop.arm_counts import ArmCounter
-from outrider_runtime.loop.slo import EndedRequest, SLOCounter
+from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
 from outrider_runtime.loop.slots import Slots
 
 
@@ -62,10 +62,10 @@ class _Request:
         return EndedRequest(self.slo_class, first_at - self.arrived_at, last_at - first_at, self.output_tokens, aborted)
 
 
-class Requests:
+class RequestTable:
     """Every request that the engine has, and columns by slot of those that run."""
 
-    def __init__(self, slo: SLOCounter, arms: ArmCounter, slots: int, after: Requests | None = None) -> None:
+    def __init__(self, slo: SLOCounter, arms: ArmCounter, slots: int, after: RequestTable | None = None) -> None:
         """after: of whom the requests are known."""
         self.slots = Slots(slots)
         self.prompt = np.zeros(slots, np.int64)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.worlds.compose import PACKAGE, missing_package
-from outrider_runtime.simulate.worlds.shapes import KNOWN, Shape
+from outrider_runtime.simulate.worlds.shapes import KNOWN, ModelShape
 
 ENDING = "_config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def shape_of(model: str) -> Shape:
+def shape_of(model: str) -> ModelShape:
     """By name, whoever publishes it: `me/Llama-3.1-8B-Instruct` is Meta-Llama-3.1-8B.
 
     Raises SimulationError where the model is not known and the package is not there, or has no such dense model.
@@ -45,11 +45,11 @@ def plain(model: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name)
 
 
-def _shape(model: str, config: dict[str, int]) -> Shape:
+def _shape(model: str, config: dict[str, int]) -> ModelShape:
     if any(config.get(name) for name in EXPERTS):
         raise SimulationError(f"{model} is a mixture of experts; the dry run composes dense models")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    return Shape(
+    return ModelShape(
         layers=config["num_hidden_layers"],
         hidden=hidden,
         heads=heads,

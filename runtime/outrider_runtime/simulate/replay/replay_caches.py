@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Floats
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.caches import NEVER_CLOSED_TOKENS
-from outrider_runtime.simulate.replay.requests import Books, Rows
+from outrider_runtime.loop.draft_caches import UNFILLABLE_GAP_TOKENS
+from outrider_runtime.simulate.replay.replay_requests import Books, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 NOTHING, KV, HIDDEN, BLOCK = range(4)
 """What a drafter needs; a block drafter both, so that it never catches up on a gap."""
 
 
-class Caches:
+class ReplayCaches:
     """Columns over all requests; D drafters in the pool's order."""
 
     def __init__(self, drafters: Sequence[Drafter], requests: int) -> None:
@@ -70,7 +70,7 @@ def _columns(
             if needs[d] == KV:
                 missing[d, i] = context[i] + tokens[i] - has[d, row]
             elif needs[d] == BLOCK:
-                missing[d, i] = tokens[i] if has[d, row] >= context[i] else NEVER_CLOSED_TOKENS
+                missing[d, i] = tokens[i] if has[d, row] >= context[i] else UNFILLABLE_GAP_TOKENS
             elif needs[d] == HIDDEN:
                 missing[d, i] = tokens[i]
                 seen = min(context[i], prompt[i])

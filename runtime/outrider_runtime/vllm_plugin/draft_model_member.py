@@ -19,14 +19,14 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from outrider_runtime.drafters.window import Window
-from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
 
-class DraftModel(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def __init__(
         self, vllm_config: Any, device: torch.device, req_states: Any, prefix: str | None, window: Window | None = None
     ) -> None:  # fmt: skip
@@ -85,7 +85,7 @@ class DraftModel(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vL
             self.num_speculative_steps = self._most_tokens
 
     @torch.inference_mode()
-    def close_holes(self, holes: Sequence[Hole], input_batch: Any) -> None:
+    def close_holes(self, holes: Sequence[KVGap], input_batch: Any) -> None:
         """Write the draft's KV of `holes`; `request` is the row of the batch."""
         slots = input_batch.idx_mapping_np[[hole.request for hole in holes]]
         starts = np.array([hole.start for hole in holes], dtype=np.int64)

@@ -14,8 +14,8 @@ from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.confidences import MOST_QUANTA, QUANTA, UNKNOWN
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
-from outrider_runtime.simulate.replay.beams import Beams, Table
-from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
+from outrider_runtime.simulate.replay.beams import RecordedBeams, Table
+from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 FULL, NO_PROMPT, AFTER_HOLE = "", "/no-prompt", "/after-hole"
@@ -34,10 +34,10 @@ class Coverages:
     after_hole: int
 
 
-class Proposals:
+class RecordedProposals:
     """Those that wait for the next step, in columns over all requests."""
 
-    def __init__(self, recording: Recording, drafters: Sequence[Drafter], requests: Requests) -> None:
+    def __init__(self, recording: Recording, drafters: Sequence[Drafter], requests: ReplayRequests) -> None:
         self._drafters, self._positions = drafters, recording.depth.shape[1]
         self._depths, self._proposed = recording.depth.ravel(), recording.proposed.ravel()
         self._sure = recording.confidence.reshape(-1, DEPTH)
@@ -45,7 +45,7 @@ class Proposals:
         """Flags of the drafters by number; the last entry is for requests without a drafter."""
         self._columns = [_coverages(recording, drafter.name) for drafter in drafters]
         self._beams = {
-            number: Beams(recording.trees[drafter.name])
+            number: RecordedBeams(recording.trees[drafter.name])
             for number, drafter in enumerate(drafters)
             if drafter.name in recording.trees
         }

@@ -12,7 +12,7 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
 
-class PromptLookup(NgramGPUSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class PromptLookupMember(NgramGPUSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     found: torch.Tensor
     """(requests,) of the last search: tokens that followed the match; 0: there was none."""
     matched: torch.Tensor

@@ -17,8 +17,8 @@ from outrider_runtime.local_manifest import LocalManifestError, read_service
 from outrider_runtime.simulate.bounds import LEAST_STEP_TOKENS, MOST_AT_ONCE, MOST_TOKENS, whole
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import DEPTH
-from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS
-from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS
+from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.worlds.world import BLOCK_LAYERS
 
 EAGLE, DRAFT, LOOKUP, SPARSE = "eagle", "draft", "lookup", "sparse"

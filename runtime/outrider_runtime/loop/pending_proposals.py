@@ -15,7 +15,7 @@ RANKS = 2
 
 
 @dataclass(slots=True, eq=False)
-class Proposals:
+class PendingProposals:
     """One chain a request, or its tree where the engine hands it over. Shapes: N requests."""
 
     slot: Ints
@@ -37,9 +37,9 @@ class Proposals:
     nodes: Nodes | None = None
     """Of an engine that knows its proposals when it plans. None: chains of `length` by `drafter`."""
 
-    def of(self, slots: Ints) -> Proposals:
+    def of(self, slots: Ints) -> PendingProposals:
         """A copy of those in `slots` (N,), from the proposals of all slots."""
-        return Proposals(
+        return PendingProposals(
             slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots],
             self.confidence[slots], self.reported[slots], self.plan,
         )  # fmt: skip
@@ -100,10 +100,10 @@ class Proposals:
         return made
 
 
-def no_proposals(slots: int, most: int) -> Proposals:
+def no_proposals(slots: int, most: int) -> PendingProposals:
     """The proposals of all slots before the first plan. most: tokens of a proposal."""
     nobody, nothing = np.full((RANKS, slots), NOBODY, np.int64), np.zeros(slots, np.int64)
-    return Proposals(
+    return PendingProposals(
         np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, confidence=np.full((slots, most), np.nan),
         reported=np.ones(slots, bool),
     )  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 from outrider_crds.spec import SLOClass
 from outrider_crds.state import SLOClassState
 from outrider_runtime.loop.arm_counts import ArmCounter
-from outrider_runtime.loop.requests import Requests
-from outrider_runtime.loop.slo import EndedRequest, SLOCounter
+from outrider_runtime.loop.request_table import RequestTable
+from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
 
 CHAT = SLOClass(name="chat", tpot="50ms", ttft="1s")
 BATCH = SLOClass(name="batch", tpot="500ms")
@@ -81,7 +81,7 @@ def test_a_client_that_leaves_a_stalled_answer_is_a_miss(counter: SLOCounter) ->
 
 def test_a_request_that_the_engine_aborts_is_counted(counter: SLOCounter) -> None:
     """It had waited ten seconds for a first token that was due after one."""
-    requests = Requests(counter, ArmCounter(np.random.default_rng(0)), slots=1)
+    requests = RequestTable(counter, ArmCounter(np.random.default_rng(0)), slots=1)
     requests.arrived("r", time.time() - 10, {"slo_class": "chat"}, prompt=5, limit=10)
     requests.aborted("r", time.monotonic(), has_stop_strings=False)
     chat = counter.states()[0]

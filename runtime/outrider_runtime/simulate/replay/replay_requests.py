@@ -33,7 +33,7 @@ class Books:
     decodes: NDArray[np.bool_]
 
 
-class Requests:
+class ReplayRequests:
     """Rows are requests of the workload, arrived or not."""
 
     def __init__(self, load: Workload) -> None:

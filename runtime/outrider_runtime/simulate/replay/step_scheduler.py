@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
-from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books, Requests, Rows, blocks
+from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, Books, ReplayRequests, Rows, blocks
 from outrider_runtime.simulate.replay.workload import Ints
 
 
@@ -46,7 +46,7 @@ class Scheduler:
     """Running requests first, each with its proposals or its next prompt chunk, then those that wait, by when they are
     due; where KV runs out, the one that was let in last gives way."""
 
-    def __init__(self, requests: Requests, limits: Limits) -> None:
+    def __init__(self, requests: ReplayRequests, limits: Limits) -> None:
         self.requests, self.limits = requests, limits
         self.running: Rows = np.zeros(0, np.int64)
         self.waiting: deque[int] = deque()

@@ -26,7 +26,7 @@ from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 NOT_A_TOKEN = -1
 
 
-class SparseSelf(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     num_extra_query_per_req = 0
 
     def __init__(

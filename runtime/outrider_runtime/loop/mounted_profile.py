@@ -22,7 +22,7 @@ Document = TypeVar("Document", bound=Contract)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PodIdentity:
     """What this pod runs on; a profile names what it was measured on."""
 
     device: str
@@ -41,7 +41,7 @@ class UnreadableProfileError(ValueError):
     """A profile file is there but cannot be read; the message names it."""
 
 
-def load_profile(directory: Path, keys: ProfileKeys | None, identity: Identity) -> LoadedProfile:
+def load_profile(directory: Path, keys: ProfileKeys | None, identity: PodIdentity) -> LoadedProfile:
     """The profile of `keys` in `directory`. Raises UnreadableProfileError; the caller keeps what it has."""
     target = None if keys is None else _read(directory / TARGET_FILE, TargetProfile)
     if keys is None or target is None:
@@ -66,7 +66,7 @@ def load_profile(directory: Path, keys: ProfileKeys | None, identity: Identity) 
     return LoadedProfile(state, _latency(target, drafters))
 
 
-def _refusal(target: TargetProfile, keys: ProfileKeys, identity: Identity) -> str:
+def _refusal(target: TargetProfile, keys: ProfileKeys, identity: PodIdentity) -> str:
     if target.key != keys.target:
         return f"the mounted profile was measured for {target.key}, this pod needs {keys.target}; learning online"
     difference = _difference("device", target.device, identity.device)

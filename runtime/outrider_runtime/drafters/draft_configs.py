@@ -20,19 +20,19 @@ TARGET_FIELDS = frozenset((
 """Fields of a target's config.json that are read."""
 
 
-class _Read(BaseModel):
+class _ConfigFile(BaseModel):
     """Fields of a config.json as their publishers name them; what else stands there is the engine's to read."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class EagleConfig(_Read):
+class EagleConfig(_ConfigFile):
     """Where NVIDIA's heads keep their layer ids."""
 
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
-class DFlashConfig(_Read):
+class DFlashConfig(_ConfigFile):
     """A block drafter's own section, where its publisher has one."""
 
     mask_token_id: int | None = None
@@ -41,7 +41,7 @@ class DFlashConfig(_Read):
     projector_type: str | None = None
 
 
-class ModelConfig(_Read):
+class ModelConfig(_ConfigFile):
     """What is read of a draft's config, and of its target's."""
 
     architectures: list[str] | None = None

@@ -10,13 +10,13 @@ from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import Recording
-from outrider_runtime.simulate.replay.scheduling import Limits
-from outrider_runtime.simulate.service import DRAFT, LOOKUP, Member, Service
+from outrider_runtime.simulate.replay.step_scheduler import Limits
+from outrider_runtime.simulate.service_manifest import DRAFT, LOOKUP, Member, Service
 from outrider_runtime.simulate.worlds import profiled
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.compose import RECIPES, Recipe, compose
-from outrider_runtime.simulate.worlds.models import shape_of
-from outrider_runtime.simulate.worlds.shapes import Shape
+from outrider_runtime.simulate.worlds.named_models import shape_of
+from outrider_runtime.simulate.worlds.shapes import ModelShape
 from outrider_runtime.simulate.worlds.world import BlockPass, DrafterTimes, Passes, World
 
 DEFAULT_ACCEPTANCE = 0.7
@@ -84,7 +84,7 @@ def deployed(service: Service, world: World, acceptance: Mapping[str, float | No
     )
 
 
-def _drafts(service: Service) -> dict[str, Shape]:
+def _drafts(service: Service) -> dict[str, ModelShape]:
     """Shapes of the pool's draft models, by the names that a composed world gives them."""
     models = [member for member in service.pool if member.recorded_as == DRAFT]
     return {_draft_name(number): shape_of(member.model) for number, member in enumerate(models)}

@@ -17,7 +17,7 @@ LEAST_CATCH_UP_TOKENS = 2
 """A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
 
 
-NEVER_CLOSED_TOKENS = 1 << 30
+UNFILLABLE_GAP_TOKENS = 1 << 30
 """Missing where a block drafter's cache has a gap: more than any step feeds, since hidden states are gone."""
 
 
@@ -25,7 +25,7 @@ DrafterBlockIds = Callable[[int, str, int, int], Sequence[int]]
 """Number of a drafter -> its `BlockIds`, as one function."""
 
 
-class Hole(NamedTuple):
+class KVGap(NamedTuple):
     """Committed tokens [start, end) of a request that are not in a draft model's KV."""
 
     drafter: int
@@ -35,7 +35,7 @@ class Hole(NamedTuple):
     end: int
 
 
-class Caches:
+class DraftCaches:
     def __init__(self, drafters: Sequence[Drafter], slots: int, block_size: int, block_ids: DrafterBlockIds) -> None:
         self._count = len(drafters)
         self._drafts = {
@@ -57,16 +57,16 @@ class Caches:
             missing[number] = step.context - draft.seen(step) + step.tokens
         for number in self._heads:
             gap = missing[number] > step.tokens  # of a block drafter
-            missing[number] = np.where(gap, NEVER_CLOSED_TOKENS, step.tokens)
+            missing[number] = np.where(gap, UNFILLABLE_GAP_TOKENS, step.tokens)
         return missing
 
-    def close(self, number: int, step: ScheduledStep, wanted: Ints, order: Ints, most: int) -> list[Hole]:
+    def close(self, number: int, step: ScheduledStep, wanted: Ints, order: Ints, most: int) -> list[KVGap]:
         """Holes of draft model `number` that are closed at the end of the step; they count as closed from here on.
 
         wanted: (N,), tokens of each request from its first missing one on, of those before the step. order: rows, who
         comes first. most: tokens in all.
         """
-        draft, closed = self._drafts[number], list[Hole]()
+        draft, closed = self._drafts[number], list[KVGap]()
         for row in order[wanted[order] > 0].tolist():
             name, slot, context = step.names[row], int(step.slots[row]), int(step.context[row])
             # More than planned for where a request before it caught up on blocks that both share.
@@ -77,7 +77,7 @@ class Caches:
             start = max(0, min(seen, end - LEAST_CATCH_UP_TOKENS))
             if end - start <= most:
                 most -= end - start
-                closed.append(Hole(number, row, start, end))
+                closed.append(KVGap(number, row, start, end))
                 draft.caught_up(name, slot, start, end, context)
         return closed
 
@@ -96,7 +96,7 @@ class Caches:
             for name, slot, certain in zip(step.names, step.slots.tolist(), step.certain.tolist(), strict=True):
                 self._drafts[number].missed(name, slot, certain)
 
-    def left_open(self, holes: Iterable[Hole], step: ScheduledStep) -> None:
+    def left_open(self, holes: Iterable[KVGap], step: ScheduledStep) -> None:
         """These were to be closed, and were not. `request` is the row of the step."""
         for hole in holes:
             self._drafts[hole.drafter].missed(step.names[hole.request], int(step.slots[hole.request]), hole.start)
