@@ -249,7 +249,7 @@ def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
         budget = session.Budget(budget_s, time.process_time(), time.process_time)
         session.run([target, drafter], driving.visit, budget, lambda _line: None)
         driving._clear()
-    long._loop.listeners[:], long._loop.places = listeners, None
+    long._loop.listeners[:], long._loop.profiled_placeholders = listeners, None
     fitted = fit_target(target)
     passes = fit_drafter(drafter, ready.drafters[DRAFTER])
     return {

@@ -16,7 +16,7 @@ TABLE_CONTEXT = 600
 
 
 class ByBatchSize(Fixed):
-    """vLLM's `num_speculative_tokens_per_batch_size`. At 0 the draft does not run: a head has a hole then."""
+    """vLLM's `num_speculative_tokens_per_batch_size`. At 0 the draft does not run: a head has a gap then."""
 
     def __init__(self, drafters: Sequence[Drafter], drafter: int, table: Sequence[int]) -> None:
         """table: k by the number of requests, from 1 on; its last entry for more."""

@@ -70,7 +70,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self._drafter = drafter
         self._asynchronous = bool(config.scheduler_config.async_scheduling)
         self._free_at = 0.0
-        self._untold: list[DraftReport] = []
+        self._awaiting_report: list[DraftReport] = []
         self._proposals: DraftTokenIds | None = None
         super().__init__(config)
 
@@ -186,13 +186,13 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
 
     def _ordered(self, order: DraftOrder, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
-        """A member that reads and runs, runs over the whole step, and over the holes that it is to close."""
+        """A member that reads and runs, runs over the whole step, and over the gaps that it is to close."""
         fed = np.zeros((len(order.passes), len(books.rows)), np.int64)
         for number in np.flatnonzero(order.passes != IDLE):
             if self.device.drafters[number].reads:
                 fed[number] = tokens
-        for hole in order.holes:
-            fed[hole.drafter, hole.request] += hole.end - hole.start
+        for gap in order.gaps:
+            fed[gap.drafter, gap.request] += gap.end - gap.start
         asked = np.stack([order.chosen, order.second]).astype(np.int64)
         passes = np.maximum(order.passes, 0).astype(np.int64)
         return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
@@ -205,14 +205,14 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         proposals = self.device.proposals
         report = DraftReport(
             order.step, ran.each_draft_s(len(order.passes)), numbers(proposals.length[books.rows]),
-            numbers(proposals.drafter[books.rows]), {hole.drafter: 0.0 for hole in order.holes},
+            numbers(proposals.drafter[books.rows]), {gap.drafter: 0.0 for gap in order.gaps},
             confidence=proposals.reported_confidence(books.rows, models=self._acceptance is not None)[
                 :, : order.draft_tokens
             ],
         )  # fmt: skip
         told = StepReport(ran.target_s, verified=None if ranked is None else numbers(ranked))
         if self._asynchronous:
-            told.drafts, self._untold = self._untold, [report]
+            told.drafts, self._awaiting_report = self._awaiting_report, [report]
         else:
             told.drafts = [report]
             told.proposals = self._proposals if order.draft_tokens else None

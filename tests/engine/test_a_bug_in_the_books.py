@@ -21,7 +21,7 @@ from tests.engine.test_speculation_is_lossless import SHORT, state_of
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 SCHEDULER = "outrider_runtime.vllm_plugin.scheduler"
 CALLS: list[tuple[type | str, str]] = [
-    (Stepper, "verify"), (Stepper, "draft"), (Stepper, "news"), (Stepper, "done"), (Stepper, "leaves"),
+    (Stepper, "verify"), (Stepper, "draft"), (Stepper, "on_draft_reports"), (Stepper, "on_output"), (Stepper, "leaves"),
     (RequestTable, "arrived"), (RequestTable, "running"), (RequestTable, "deliver"),
     (DraftCaches, "missing"), (DraftCaches, "allocated"),
     (SCHEDULER, "scored_counts"), (SCHEDULER, "sampled_counts"), (SCHEDULER, "deliveries"), (SCHEDULER, "view"),

@@ -1,5 +1,5 @@
 """A draft model that reads the first and the last pages of a request alone: answers stay those of plain decoding, and
-what it reads is bounded, prompts and holes included.
+what it reads is bounded, prompts and gaps included.
 
 Real vLLM; a few layers of SmolLM2 draft for themselves as if they were another model, in pages of 32 tokens.
 """
@@ -113,7 +113,7 @@ def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[in
             return order
         if not ready[0]:
             end = min(known, caught[0] + chunk)
-            order = order._replace(holes=(KVGap(WHOLE, 0, caught[0], end),))
+            order = order._replace(gaps=(KVGap(WHOLE, 0, caught[0], end),))
             caught[0] = end
             if end < known:
                 return order

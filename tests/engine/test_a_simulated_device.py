@@ -74,7 +74,7 @@ def test_a_draft_that_slows_three_times_lowers_k(slowing: Slowing) -> None:
 
 
 def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: Slowing) -> None:
-    """Bug: the draft's time was what its launch took on the host. Closing a hole takes a pass of its own."""
+    """Bug: the draft's time was what its launch took on the host. Closing a gap takes a pass of its own."""
     device, steps, _ = slowing
     told = [one.outcome for one in steps if math.isfinite(one.outcome.step_s)]
     assert len(told) >= 0.9 * len(steps)
@@ -147,7 +147,7 @@ def _asker() -> str:
 def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Promise: the host schedules the next step while the device works, whoever drafts, holes included."""
+    """Promise: the host schedules the next step while the device works, whoever drafts, gaps included."""
     head = eagle(head_reading(SMALL_LAYERS, tmp_path / "head"))
     with bench([lookup(), head, draft_model(POOR_DRAFT)], asynchronous=True, target=SMALL) as engine:
         engine.loop.pin(0)
@@ -164,7 +164,7 @@ def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(
             monkeypatch.setattr(engine.runner, name, watched)
         for drafter in ("pld", "eagle", "draft"):
             engine.fresh()
-            engine.loop.pin(0)  # the first steps leave a hole
+            engine.loop.pin(0)  # the first steps leave a gap
             pins = {5: (2, drafter)}
 
             def pin(step: int, pins: dict[int, tuple[int, str]] = pins) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from outrider_crds.spec import Drafter
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.loop.confidences import QUANTA, UNKNOWN, Calibrator
+from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibrator
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers
 
 from tests.engine import planted_models
@@ -276,7 +276,7 @@ def test_device_ranks_block_drafters_by_confidence(folder: Path) -> None:
         said = {name: reported_confidences(engine, member) for member, name in enumerate(engine.names)}
         assert len(said["dflash"]) > 10
         assert len(said["dflash2"]) > 10
-        trained = np.array([*said["spark"]]) / QUANTA
+        trained = np.array([*said["spark"]]) / QUANTA_PER_UNIT
         assert np.abs(trained - TRAINED_CONFIDENCE).max() < 2.0
 
 

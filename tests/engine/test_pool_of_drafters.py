@@ -161,11 +161,11 @@ def test_holes_are_closed_by_the_draft_model_that_has_them() -> None:
     closed = []
 
     class Draft(Member):
-        def close_holes(self, holes: Any, _batch: Any) -> None:
-            closed.append(holes)
+        def fill_gaps(self, gaps: Any, _batch: Any) -> None:
+            closed.append(gaps)
 
-    holes = (KVGap(1, 2, 5, 9),)
-    step, _ = drafted([Member(10), Draft(20)], order([IDLE, 2], [1] * 4, holes=holes), batch=["c", "a", "b", "d"])
+    gaps = (KVGap(1, 2, 5, 9),)
+    step, _ = drafted([Member(10), Draft(20)], order([IDLE, 2], [1] * 4, gaps=gaps), batch=["c", "a", "b", "d"])
     assert closed == [[KVGap(1, 0, 5, 9)]], "the request's row in the batch"
     assert step.report().catch_up_s[1] >= 0
 
@@ -174,15 +174,15 @@ def test_a_draft_model_that_cannot_close_its_holes_leaves_only_those_open() -> N
     """Bug: what one draft model failed to close was told as closed when another one closed its own."""
 
     class Draft(Member):
-        def close_holes(self, *_: Any) -> None:
+        def fill_gaps(self, *_: Any) -> None:
             """It takes no time to speak of."""
 
     class Broken(Member):
-        def close_holes(self, *_: Any) -> None:
+        def fill_gaps(self, *_: Any) -> None:
             raise RuntimeError("out of workspace")
 
-    holes = (KVGap(0, 0, 5, 9), KVGap(1, 0, 5, 9))
-    report = drafted([Broken(10), Draft(20)], order([2, 2], [0, 1, 0, 1], holes=holes))[0].report()
+    gaps = (KVGap(0, 0, 5, 9), KVGap(1, 0, 5, 9))
+    report = drafted([Broken(10), Draft(20)], order([2, 2], [0, 1, 0, 1], gaps=gaps))[0].report()
     assert set(report.catch_up_s) == {1}
     assert set(report.failures) == {0}
     assert report.proposed.tolist() == [0, 2, 0, 2]

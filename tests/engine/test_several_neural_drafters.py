@@ -213,8 +213,8 @@ def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench) -> None:
             seen["until"] = request.num_computed_tokens
             return order
         order.passes[1], order.chosen[:] = MOST, 1
-        holes = (KVGap(1, 0, 0, request.num_computed_tokens),) if step == skipped else ()
-        return order._replace(draft_tokens=MOST, holes=holes)
+        gaps = (KVGap(1, 0, 0, request.num_computed_tokens),) if step == skipped else ()
+        return order._replace(draft_tokens=MOST, gaps=gaps)
 
     def first(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
         order.passes[0], order.chosen[:] = MOST, 0

@@ -139,7 +139,7 @@ def test_the_closed_loop_by_itself(engine: Bench, reference: list[list[int]]) ->
 
 
 def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, case: Case, reference: list[list[int]]) -> None:
-    """Promise: steps without the draft leave holes. A draft model's are closed before it is asked, an EAGLE head is
+    """Promise: steps without the draft leave gaps. A draft model's are closed before it is asked, an EAGLE head is
     asked over them (`outrider_runtime.drafters`). New requests are drafted for either way."""
     for drafter in case.alone:
         engine.fresh()
@@ -162,14 +162,14 @@ def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
     engine: Bench, reference: list[list[int]]
 ) -> None:
     """Promise: acceptance does not collapse after a resume. The draft is skipped for ten steps, prompts included, then
-    runs over the holes in chunks of 64 tokens; from then on each proposal is the one of a draft that saw everything.
-    Bug: positions or slots off by one, or tokens written behind a hole that is still open: the proposals are junk."""
+    runs over the gaps in chunks of 64 tokens; from then on each proposal is the one of a draft that saw everything.
+    Bug: positions or slots off by one, or tokens written behind a gap that is still open: the proposals are junk."""
     wanted = [reference[number] for number in Resume.NUMBERS]
     never_away = Resume(engine, skip=0)
     assert never_away.run() == wanted
-    over_holes = Resume(engine, skip=10, over_holes=True)
-    assert over_holes.run() == wanted
-    assert over_holes.agreement(never_away) < 0.8, "a hole shows"
+    over_gaps = Resume(engine, skip=10, over_gaps=True)
+    assert over_gaps.run() == wanted
+    assert over_gaps.agreement(never_away) < 0.8, "a gap shows"
     resumed = Resume(engine, skip=10, chunk=64)
     assert resumed.run() == wanted
     assert resumed.caught_up > 250, "two prompts of over 100 tokens"
@@ -185,7 +185,7 @@ def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
 
 @pytest.mark.parametrize("case", ["draft model"], indirect=True)
 def test_a_catch_up_that_raises_costs_its_proposals_only(engine: Bench, reference: list[list[int]]) -> None:
-    """The hole stays, the drafter is suspended, and requests go on."""
+    """The gap stays, the drafter is suspended, and requests go on."""
 
     def fail(*_arguments: object) -> None:
         raise RuntimeError("the draft fell over")
@@ -193,7 +193,7 @@ def test_a_catch_up_that_raises_costs_its_proposals_only(engine: Bench, referenc
     resumed, before = Resume(engine, skip=10, chunk=64), engine.loop.caught_up_tokens
     wanted = [reference[number] for number in Resume.NUMBERS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(member(engine, "draft"), "close_holes", fail)
+        patch.setattr(member(engine, "draft"), "fill_gaps", fail)
         assert resumed.run() == wanted
     assert not resumed.proposals
     assert engine.loop.caught_up_tokens == before
@@ -208,16 +208,16 @@ class Resume:
     """Of PROMPTS."""
 
     def __init__(
-        self, engine: Bench, *, skip: int, chunk: int = 0, over_holes: bool = False, fresh: bool = True
+        self, engine: Bench, *, skip: int, chunk: int = 0, over_gaps: bool = False, fresh: bool = True
     ) -> None:  # fmt: skip
-        """chunk: most tokens that a step catches up on; over_holes: draft for requests whose KV has a hole, too."""
+        """chunk: most tokens that a step catches up on; over_gaps: draft for requests whose KV has a gap, too."""
         if fresh:
             engine.fresh()
         engine.steps.clear()
         self.proposals: dict[tuple[int, int], list[int]] = {}
         """(request, tokens so far) -> what was proposed."""
         self.caught_up = 0
-        self._engine, self._skip, self._chunk, self._over_holes = engine, skip, chunk, over_holes
+        self._engine, self._skip, self._chunk, self._over_holes = engine, skip, chunk, over_gaps
         self._step = 0
 
     def run(self) -> list[list[int]]:
@@ -243,16 +243,16 @@ class Resume:
 
     def _carry_out(self, _plan: DraftPlan, batch: Batch, step: ScheduledStep, *books: Any) -> Order:
         runs, left = self._step >= self._skip, self._chunk
-        holes = batch.missing[0] - step.tokens
-        feed = np.where(holes > 0, 0, step.tokens) * runs
-        for row in np.flatnonzero((holes > 0) & (batch.prompt_left == 0)).tolist() if runs else ():
-            feed[row] = min(left, holes[row])
+        gaps = batch.missing[0] - step.tokens
+        feed = np.where(gaps > 0, 0, step.tokens) * runs
+        for row in np.flatnonzero((gaps > 0) & (batch.prompt_left == 0)).tolist() if runs else ():
+            feed[row] = min(left, gaps[row])
             left -= feed[row]
         asks = runs & (batch.prompt_left == 0)
         passes, one = np.array([3 * asks.any()]), np.ones(1, np.int64)
         plan = DraftPlan(passes, one, np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
         order = carry_out(plan, batch, step, *books)
-        self.caught_up += sum(hole.end - hole.start for hole in order.holes)
+        self.caught_up += sum(gap.end - gap.start for gap in order.gaps)
         return order
 
 

@@ -1,7 +1,7 @@
 """Medusa heads (Cai et al. 2024): each reads the target's last hidden state, and proposes a token of its own depth.
 
 All of them are one call, so a longer proposal costs next to nothing more. They read only the state that the step has
-just computed: they have no cache, and a step without them leaves no hole.
+just computed: they have no cache, and a step without them leaves no gap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A draft canary's books: which arm each request belongs to, and sums over the finished requests of each.
+"""A draft canary's counters: the arm of each request, and sums over each arm's finished requests.
 
-A request counts once the last of its steps is observed, which in asynchronous scheduling is after its answer.
+A request counts once its last step is observed. In asynchronous scheduling that is after its answer.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Ints
 
 ARM_NAMES = ("stable", "candidate")
-"""Names by number."""
-RUNS_ON = sys.maxsize
-LEAST_BLOCK = 10
-"""Requests of a class among which each arm has its exact share: few, so that a short canary is balanced, and enough
-that traffic with a period of two or three does not fall into step with the arms."""
+"""Names of arms, by arm number."""
+STILL_RUNNING = sys.maxsize
+"""Stands for the last step of a request that still runs."""
+MIN_BLOCK_REQUESTS = 10
+"""Requests of a class among which each arm has its exact share. Few, so that a short canary is balanced; enough that
+traffic with a period of two or three does not fall into step with the arms."""
 
 
 def canary_problem(canary: CanaryConfig, pool: Sequence[str]) -> str:
-    """Why a pod with these drafters cannot run the canary, in a sentence; empty where it can."""
+    """Return why a pod with these drafters cannot run the canary, in a sentence; empty if it can."""
     named = [*canary.stable, *canary.candidate]
     unknown = sorted({*named} - {*pool})
     if unknown:
@@ -40,18 +41,18 @@ def canary_problem(canary: CanaryConfig, pool: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class _Member:
-    """A request that is counted. Its price is that of its steps, probes left out."""
+    """A request that is counted. Its price is the sum over its steps, probes excluded."""
 
     arm: int
     slo_class: str | None
     skipped_tokens: int = 0
-    """Tokens of decoding steps that tell nothing of the arms."""
+    """Tokens of decoding steps that are no evidence about the arms, such as probes."""
     price_s: float = 0.0
     last_step: int = -1
-    """The last one that it was scheduled in; RUNS_ON while it runs, -1 before."""
+    """Number of the last step that scheduled it; STILL_RUNNING while it runs, -1 before."""
 
     def tokens(self, output_tokens: int) -> int:
-        """Tokens that its price paid for, of so many in the answer. The first one is the prompt's."""
+        """Return how many output tokens the price paid for. The first one comes from the prefill."""
         return max(0, output_tokens - 1 - self.skipped_tokens)
 
 
@@ -64,7 +65,7 @@ class _Sums:
     price_squared: float = 0.0
     tokens_times_price: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
-    """Drafter of this arm alone -> times that it was suspended after an error."""
+    """Suspensions after an error, by drafter; drafters that both arms share are not counted."""
     finished: dict[str, int] = field(default_factory=dict)
     attained: dict[str, int] = field(default_factory=dict)
 
@@ -90,24 +91,24 @@ class _Sums:
 
 
 class ArmCounter:
-    """Counts since the canary's attempt began in this process."""
+    """Counters since the canary's attempt began in this process."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._lock = RLock()
-        """The scheduler's thread counts; the reporter's configures, and reads whole sums."""
+        """The scheduler's thread counts; the reporter's thread configures and reads consistent sums."""
         self.canary: CanaryConfig | None = None
         self._draws: dict[str | None, list[int]] = {}
-        """SLO class -> arms of the requests that come next."""
+        """Arms of the next requests, by SLO class."""
         self._members: dict[str, _Member] = {}
         self._ended: dict[str, int] = {}
-        """Request -> output tokens, while some step of its is not observed."""
+        """Output tokens of ended requests that still have an unobserved step, by request."""
         self._sums = (_Sums(), _Sums())
         self._observed_before = 0
-        """All steps below this number are observed."""
+        """All steps with a smaller number are observed."""
 
     def configure(self, canary: CanaryConfig | None) -> None:
-        """Requests under way keep their arm; another attempt counts those that come from now on."""
+        """Put a canary in force. Running requests keep their arm; a new attempt starts new counters."""
         with self._lock:
             before, self.canary = self.canary, canary
             if canary is None or before is None or canary.candidate_percent != before.candidate_percent:
@@ -125,7 +126,7 @@ class ArmCounter:
     # -- requests come and go -----------------------------------------------------------------------------------
 
     def arrived(self, name: str, slo_class: str | None) -> int:
-        """Draws the request's arm, by its class; -1 without a canary."""
+        """Draw the request's arm, by its class; -1 without a canary."""
         with self._lock:
             if self.canary is None:
                 return NOBODY
@@ -137,26 +138,26 @@ class ArmCounter:
             return arm
 
     def _block(self, percent: int) -> list[int]:
-        """Arms of so many requests in random order, the candidate's share among them exact."""
-        least = 100 // math.gcd(percent, 100)
-        requests = least * -(-LEAST_BLOCK // least)
+        """Arms of the next requests in random order; the candidate has exactly its share."""
+        smallest = 100 // math.gcd(percent, 100)
+        requests = smallest * -(-MIN_BLOCK_REQUESTS // smallest)
         arms = np.where(np.arange(requests) < requests * percent // 100, CANDIDATE, STABLE)
         return [int(arm) for arm in self._rng.permutation(arms)]
 
     def runs(self, name: str) -> None:
-        """The request runs from now on, for the first time or again."""
+        """Note that the request runs from now on, for the first time or again."""
         member = self._members.get(name)
         if member is not None:
-            member.last_step = RUNS_ON
+            member.last_step = STILL_RUNNING
 
     def left(self, name: str, step: int) -> None:
-        """The request runs no more, for now or for good. step: the last one that was scheduled."""
+        """Note that the request stopped running, by preemption or for good. step: the last scheduled one."""
         member = self._members.get(name)
         if member is not None:
             member.last_step = step
 
     def ended(self, name: str, output_tokens: int, *, attained: bool | None) -> None:
-        """Its answer is over. attained: None without a verdict."""
+        """Note that the request's answer is complete. attained: whether it met its SLO; None without a verdict."""
         with self._lock:
             member = self._members.get(name)
             if member is None:
@@ -167,7 +168,7 @@ class ArmCounter:
             self.observed(self._observed_before)
 
     def forget(self, name: str) -> None:
-        """The request ends without telling anything, as by a fault of the engine's."""
+        """Drop a request that ended without evidence, for example by an error of the engine."""
         with self._lock:
             self._members.pop(name, None)
             self._ended.pop(name, None)
@@ -186,7 +187,7 @@ class ArmCounter:
                 member.skipped_tokens += tokens
 
     def observed(self, before: int) -> None:
-        """All steps below number `before` are observed: requests that ended in them count."""
+        """Count the requests that ended in steps below number `before`, which are all observed."""
         self._observed_before = before
         if not self._ended:
             return
@@ -197,7 +198,7 @@ class ArmCounter:
                     self._sums[member.arm].add(member.tokens(output_tokens), member.price_s)
 
     def failed(self, drafter: str) -> None:
-        """The drafter was suspended after an error. One of both arms speaks against neither."""
+        """Count a drafter's suspension after an error. A drafter that both arms share counts for neither."""
         with self._lock:
             if self.canary is None:
                 return
@@ -207,12 +208,12 @@ class ArmCounter:
 
 
 def _pools(canary: CanaryConfig) -> tuple[Sequence[str], Sequence[str]]:
-    """Names of each arm's drafters, by its number."""
+    """Names of each arm's drafters, by arm number."""
     return canary.stable, canary.candidate
 
 
 def arms_in_words(arms: Ints) -> str:
-    """Requests of each arm. arms: (N,), as `Batch.arm`."""
+    """Format how many requests each arm has. arms: (N,), as `Batch.arm`."""
     counts = [(name, int(np.count_nonzero(arms == arm))) for arm, name in enumerate(ARM_NAMES)]
     others = int(np.count_nonzero(arms == NOBODY))
     return _joined([*((name, count) for name, count in counts if count), *([("no arm", others)] if others else [])])

@@ -1,10 +1,10 @@
-"""How sure drafters are of their tokens, and what that has been worth: vLLM's online calibration, for each drafter.
+"""Online calibration of each drafter's confidence, as in vLLM: from confidence to acceptance rate.
 
     P(token k of drafter d accepted, its parent was) = 1 / (1 + exp(-(slope[d] * confidence + intercept[d, k])))
 
-A model's confidence is the log-odds that it gives its token, a lookup's the tokens of its match. Slopes and intercepts
-are refitted every hundred steps by one damped Newton step over the trials since, as vLLM's OnlineAcceptanceEstimator
-does it, from its start values. The host does it once, and it travels with the order, so that all ranks have the same.
+A model's confidence is the log-odds of its token; a lookup's is the length of its match in tokens. Every hundred steps
+one damped Newton step over the trials since then refits slopes and intercepts, as vLLM's OnlineAcceptanceEstimator
+does, from the same start values. Only the host refits; the result travels with the order, so all ranks agree.
 
 Shapes: D drafters, K depths, M nodes.
 """
@@ -20,26 +20,27 @@ from outrider_runtime.control.data.batch import Bools, Floats
 from outrider_runtime.control.data.forest import Forest
 
 UNKNOWN = -128
-"""An int8 that stands for no confidence."""
-MOST_QUANTA = 127
+"""An int8 that stands for an unknown confidence."""
+MAX_QUANTA = 127
 """The largest int8."""
-QUANTA = 8
-"""Steps of an int8 in one unit of confidence: 0.125 apart, from -15.9 to 15.9."""
-START_SLOPE, START_INTERCEPT = 0.5, -0.2
-"""vLLM's, the medians of five published drafters."""
+QUANTA_PER_UNIT = 8
+"""Confidence is quantised in steps of 0.125, from -15.9 to 15.9."""
+START_SLOPE = 0.5
+START_INTERCEPT = -0.2
+"""vLLM's start values: the medians of five published drafters."""
 REFIT_STEPS = 100
 DAMPING_TRIALS = 50.0
-"""Trials with which a refit moves a value half of the way."""
+"""Trials that let a refit move a value half of the way."""
 RIDGE = 1e-3
 
 
 def confidences(quanta: npt.NDArray[np.int8]) -> Floats:
-    """Confidences of int8 values; NaN: not known."""
-    return np.where(quanta == UNKNOWN, np.nan, quanta / QUANTA)
+    """Decode int8 values to confidences; NaN: unknown."""
+    return np.where(quanta == UNKNOWN, np.nan, quanta / QUANTA_PER_UNIT)
 
 
 class Calibration(NamedTuple):
-    """What a worker needs of it."""
+    """The fitted parameters, as a worker gets them."""
 
     slopes: npt.NDArray[np.float32]
     """(D,)"""
@@ -60,13 +61,13 @@ class Calibrator:
         return Calibration(self._slopes.astype(np.float32), self._intercepts.astype(np.float32))
 
     def acceptance(self, drafter: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], confidence: Floats) -> Floats:
-        """(M,): P(token accepted, its parent was). depth: from 0."""
+        """(M,): P(token accepted | its parent was). depth: from 0."""
         return np.asarray(
             1.0 / (1.0 + np.exp(-(self._slopes[drafter] * confidence + self._intercepts[drafter, depth])))
         )
 
     def observe(self, forest: Forest, tried: Bools, accepted: Bools) -> None:
-        """Count a step's trials; what the drafter said nothing of counts with confidence 0."""
+        """Count a step's trials. A token without a confidence counts with confidence 0."""
         if not tried.any():
             return
         drafters, depths = self._intercepts.shape

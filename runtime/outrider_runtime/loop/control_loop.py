@@ -1,4 +1,4 @@
-"""The control loop of one engine: the controller behind a lock, with what only the engine's side counts.
+"""The control loop of one engine: the controller behind a lock, and the engine's counters.
 
 The scheduler's thread plans and observes; the reporter's thread reconfigures and reads the state.
 """
@@ -20,7 +20,7 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import LatencyModel
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
@@ -37,7 +37,7 @@ logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its 
 
 
 class UnusableConfigError(ValueError):
-    """A hot config that does not fit this pod; the one before it stays in force."""
+    """A hot config does not fit this pod; the one before it stays in force."""
 
 
 class ControlLoop:
@@ -47,11 +47,13 @@ class ControlLoop:
         page_tokens: int = 1, widest: int = 1, scores_placeholders: bool = False, device_ranks: bool = False,
         blocks: Mapping[str, BlockCheckpoint] | None = None, clock: Callable[[], float] = time.monotonic, seed: int = 0,
     ) -> None:  # fmt: skip
-        """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
-        drafter -> why it is not hosted, or was not loaded. max_requests: that run at once. page_tokens: in a page of
-        the engine's KV cache. widest: nodes at a depth of the trees that the engine verifies; 1: chains.
-        scores_placeholders, device_ranks: see `Settings`. blocks: what is known of block drafters, by
-        name."""
+        """hosted: drafters that the engine was started with; a drafter's number is its position.
+
+        left_out: drafters that are not hosted or were not loaded, with the reason. max_requests: concurrent requests.
+        page_tokens: tokens in a page of the engine's KV cache. widest: most nodes at a depth of the trees that the
+        engine verifies; 1: chains. scores_placeholders, device_ranks: see `Settings`. blocks: checkpoints of block
+        drafters, by name.
+        """
         self.boot = boot
         self.hosted = tuple(hosted)
         self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
@@ -59,20 +61,22 @@ class ControlLoop:
         self.blocks = dict(blocks or {})
         self.slo = SLOCounter()
         self.listeners: list[Callable[[FinishedStep], None]] = []
-        """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
-        self.places: int | None = None
-        """The profiler's: so many tokens of each request may be held to be verified, and whatever is held is, whether
-        anybody proposed it or not. None: what was proposed, as far as it pays."""
+        """Callbacks for each finished step, on the scheduler's thread; the profiler measures with them."""
+        self.profiled_placeholders: int | None = None
+        """Placeholders of each request that a profiling run verifies, whether they hold a proposal or not.
+
+        None, as in serving: the plan decides which proposals are verified.
+        """
         self.lock = RLock()
         self.failures = 0
-        """Times that a decision, or the books about steps and requests, raised."""
+        """Number of exceptions in decisions, and in the bookkeeping of steps and requests."""
         self._last_failure = ""
         self.running = 0
-        """Requests that the engine runs; the stepper says."""
+        """Requests that the engine runs; the stepper updates it."""
         self.caught_up_tokens = 0
         self.catch_up_s = 0.0
         self._used = np.zeros(len(hosted))
-        """(D,): requests that verified a drafter's proposals, over the last steps."""
+        """(D,): requests that verified proposals of each drafter, as a moving average over steps."""
         self._decided: tuple[Batch, DraftPlan] | None = None
         self._clock = clock
         self._patience_s: dict[str, float] = {}
@@ -93,7 +97,7 @@ class ControlLoop:
         self._available = Availability(self._controller, self.numbers, self.left_out, clock)
         self.configure(hot if self.config_problem(hot) == "" else hot.model_copy(update={"canary": None}))
 
-    # -- what an engine calls at every step ---------------------------------------------------------------------
+    # -- calls of the engine at every step ----------------------------------------------------------------------
 
     def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan:
         with self.lock:
@@ -104,7 +108,7 @@ class ControlLoop:
                 return VerifyPlan(np.zeros(len(forest), bool), np.zeros(len(batch), np.int64), Purpose.FIXED)
 
     def nothing_to_verify(self) -> None:
-        """Replace `plan_verify` where nothing waits."""
+        """Replace `plan_verify` in a step without pending proposals."""
         with self.lock:
             self._controller.nothing_to_verify()
 
@@ -115,36 +119,37 @@ class ControlLoop:
                 plan = self._controller.plan_draft(batch)
             except Exception as error:
                 self.failed(error)
-                return self._nothing(batch)
+                return self._no_drafts(batch)
             self._decided = batch, plan
             return plan
 
     @property
     def fed_blocks(self) -> Bools:
-        """(D,): block drafters that are fed in this step, whatever is proposed."""
+        """(D,): block drafters that are fed in this step, with or without a proposal."""
         return self._controller.fed_blocks
 
-    def observe(self, told: FinishedStep) -> None:
+    def observe(self, finished: FinishedStep) -> None:
+        outcome = finished.outcome
         with self.lock:
             try:
-                self._controller.observe(told.outcome)
+                self._controller.observe(outcome)
                 if self._controller.credits is not None:
-                    self.arms.add(told.step.names, self._controller.credits)
+                    self.arms.add(finished.step.names, self._controller.credits)
                 if self._calibrator is not None:
-                    self._calibrator.observe(told.outcome.forest, told.outcome.tried, told.outcome.accepted)
-                self._count_users(told)
+                    self._calibrator.observe(outcome.forest, outcome.tried, outcome.accepted)
+                self._count_users(outcome)
             except Exception as error:
                 self.failed(error)
         for listener in self.listeners:
-            listener(told)
+            listener(finished)
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the drafters' confidences are worth to a device that ranks by them; None where it does not."""
+        """Calibration of the drafters' confidences, for a device that ranks by them; None for any other device."""
         return None if self._calibrator is None else self._calibrator.current
 
     def release(self, slots: Ints) -> None:
-        """The requests in these slots have ended, and every step of theirs was observed."""
+        """Forget the requests in these slots, which ended and whose steps were all observed."""
         with self.lock:
             try:
                 self._controller.release(slots)
@@ -152,7 +157,7 @@ class ControlLoop:
                 self.failed(error)
 
     def caught_up(self, tokens: int, seconds: float) -> None:
-        """Draft models ran over so many tokens to close holes in their caches."""
+        """Count the tokens and seconds of draft models that filled KV gaps."""
         with self.lock:
             self.caught_up_tokens += tokens
             self.catch_up_s += seconds
@@ -160,36 +165,36 @@ class ControlLoop:
     # -- drafters come and go -----------------------------------------------------------------------------------
 
     def drafter_failed(self, drafter: str, reason: str) -> None:
-        """Use `drafter` no more for a while, longer each time; requests go on without it."""
+        """Suspend a drafter after an error, longer each time; requests go on without it."""
         with self.lock:
             if self._available.suspend(drafter, reason):
                 self.arms.failed(drafter)
 
     def failed(self, error: Exception) -> None:
-        """The loop raised: that costs users their speculation for a while, not their answers."""
+        """Suspend all drafters after an exception in the loop: requests go on, without speculation for a while."""
         with self.lock:
             self.failures += 1
             reason = f"{type(error).__name__}: {error}"
-            # One that comes with every step would drown the log.
-            if reason != self._last_failure or self._available.is_anybody_left:
+            # The same error may come with every step: log it once.
+            if reason != self._last_failure or self._available.has_serving_drafter:
                 logger.error("outrider: the control loop raised; nothing is proposed for a while", exc_info=error)
             self._last_failure = reason
             self._available.suspend_all(f"the control loop raised {reason}")
 
     def resume(self, drafter: str) -> None:
-        """Lift a suspension now."""
+        """End a suspension now."""
         with self.lock:
             self._available.resume(drafter)
 
     # -- what changes while serving -----------------------------------------------------------------------------
 
     def config_problem(self, hot: HotConfig) -> str:
-        """Why this pod cannot use the hot config, in a sentence; empty where it can."""
+        """Return why this pod cannot use the hot config, in a sentence; empty if it can."""
         names = [drafter.name for drafter in self.boot.draft_pool]
         return "" if hot.canary is None else canary_problem(hot.canary, names)
 
     def configure(self, hot: HotConfig) -> None:
-        """Put a hot config in force; takes effect with the next decision. Raises UnusableConfigError."""
+        """Put a hot config in force, from the next decision on. Raises UnusableConfigError."""
         problem = self.config_problem(hot)
         if problem:
             raise UnusableConfigError(problem)
@@ -199,8 +204,8 @@ class ControlLoop:
             self._controller.configure(settings)
             self._available.pause(frozenset(hot.paused_drafters or ()))
             self.slo.configure(hot.slo_classes, hot.default_slo_class)
-            self._patience_s = {one.name: patience_s(one) for one in settings.slo_classes}
-            self._tpot_s = {one.name: one.tpot_s for one in settings.slo_classes}
+            self._patience_s = {slo_class.name: patience_s(slo_class) for slo_class in settings.slo_classes}
+            self._tpot_s = {slo_class.name: slo_class.tpot_s for slo_class in settings.slo_classes}
             self.class_names = tuple(self._patience_s)
 
     @property
@@ -208,11 +213,11 @@ class ControlLoop:
         return bool(self._patience_s)
 
     def patience_s(self, slo_class: str | None) -> float:
-        """How long a request of this class may wait; one without a class is as patient as the most patient class."""
+        """Return how long a request of this class may wait; without a class, as long as the most patient class."""
         return self._patience_s.get(slo_class or "", max(self._patience_s.values(), default=0.0))
 
     def tpot_s(self, slo_class: str | None) -> float:
-        """What a request of this class bears; one without a class bears anything."""
+        """Return the largest TPOT that this class tolerates; infinite without a class."""
         return self._tpot_s.get(slo_class or "", math.inf)
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
@@ -220,52 +225,52 @@ class ControlLoop:
             self._controller.replace_latency(latency)
 
     def pin(self, draft_tokens: int | None, drafter: str | None = None, width: int = 1) -> None:
-        """Hold K, the drafter and its trees' width (profiler, benchmarks); None releases the pin."""
+        """Fix the draft length, the drafter and its trees' width (profiler, benchmarks); None releases the pin."""
         with self.lock:
             self._controller.pin(draft_tokens, drafter, width)
 
-    # -- what is told of it -------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """`State.tally` is a live one: read it under `lock`."""
+        """Return the controller's state. `State.tally` is live: read it under `lock`."""
         with self.lock:
             return self._controller.state(self._clock())
 
     def last_decision(self) -> tuple[Batch, DraftPlan, Weighed | None] | None:
-        """What was decided since the last call, if anything was, and what it hung on."""
+        """Return the last decision since the previous call, with the costs and gains that it weighed; None: none."""
         with self.lock:
             decided, self._decided = self._decided, None
             return None if decided is None else (*decided, self._controller.weighed(decided[0]))
 
     @property
     def favourite(self) -> str:
-        """The drafter that most requests of the last steps used; empty for none."""
+        """Name of the drafter that most requests of the last steps used; empty if none was used."""
         if not len(self._used) or self._used.max() <= 0.05:
             return ""
         return self.hosted[int(self._used.argmax())].name
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _count_users(self, told: FinishedStep) -> None:
-        forest = told.outcome.forest
-        first = told.outcome.verified & (forest.depth == 1) & (forest.rank == 0)
+    def _count_users(self, outcome: Outcome) -> None:
+        forest = outcome.forest
+        first = outcome.verified & (forest.depth == 1) & (forest.rank == 0)
         users = np.bincount(forest.drafter[first], minlength=len(self._used))
         self._used += (1 - RECENT_KEEP) * (users - self._used)
 
-    def _nothing(self, batch: Batch) -> DraftPlan:
-        asked = np.full((1, len(batch)), NOBODY, np.int64)
+    def _no_drafts(self, batch: Batch) -> DraftPlan:
+        drafter_order = np.full((1, len(batch)), NOBODY, np.int64)
         passes = np.zeros(len(self.hosted), np.int64)
-        return DraftPlan(passes, np.ones_like(passes), asked, np.zeros_like(batch.missing), Purpose.FIXED)
+        return DraftPlan(passes, np.ones_like(passes), drafter_order, np.zeros_like(batch.missing), Purpose.FIXED)
 
 
 def hot_settings(hot: HotConfig) -> HotSettings:
-    """The controller's form of the mounted hot config."""
+    """Convert the mounted hot config to the controller's settings."""
     return HotSettings(
         mode=Mode(hot.mode.value),
         draft_prefill=DraftPrefill(hot.draft_prefill.value),
         max_draft_tokens=hot.max_draft_tokens,
         slo_classes=tuple(
-            SLOClass(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in hot.slo_classes
+            SLOClass(slo.name, seconds(slo.tpot), seconds(slo.ttft) if slo.ttft else None) for slo in hot.slo_classes
         ),
         order=tuple(hot.drafter_order or ()),
         arms=None if hot.canary is None else (frozenset(hot.canary.stable), frozenset(hot.canary.candidate)),

@@ -1,7 +1,7 @@
-"""Which tokens of each request a draft's own KV covers (TurboSpec, section 4.2). Columns by slot; N requests of a step.
+"""Tokens of each request that a draft model's own KV covers (TurboSpec, section 4.2). Columns by slot; N requests.
 
-The draft's KV lies in the same blocks as the target's. A step that skips the draft leaves a gap in the KV of every
-request of the step, and in blocks that the prefix cache may hand to later requests.
+The draft's KV lies in the same blocks as the target's. A step without the draft leaves a KV gap in each of its
+requests, and in blocks that the prefix cache may give to later requests.
 """
 
 from __future__ import annotations
@@ -15,78 +15,84 @@ import numpy as np
 from outrider_runtime.control.data.batch import Bools, Ints
 
 BlockIds = Callable[[str, int, int], Sequence[int]]
-"""`(request, first, last)`: physical blocks of the draft's KV in blocks first..last of a request, `NOT_KEPT` for one
-that its window has passed. Several for each where its layers lie in several KV groups; none where that is unknown."""
+"""`(request, first, last)`: physical blocks of the draft's KV in blocks first..last of a request.
+
+A block that the draft's window has passed is `NOT_KEPT`. A block occurs once for each KV group that the draft's layers
+lie in. The result is empty if the blocks are unknown.
+"""
 
 NOT_KEPT = -1
 """Stands for a block that no later token attends to."""
 
 UNKNOWN = -1
-"""The slot's request has not run since it entered: what the prefix cache gave it decides."""
+"""Coverage of a request that has not run yet: the blocks from the prefix cache decide it."""
 
 
 class ScheduledStep(NamedTuple):
-    """The tokens that a step runs over. All columns (N,)."""
+    """The tokens that a step processes. All columns (N,)."""
 
     names: Sequence[str]
     slots: Ints
     context: Ints
-    """Tokens before the step's, those under verification counted as accepted."""
+    """Tokens before the step; tokens under verification count as accepted."""
     certain: Ints
-    """Tokens among `context` that are sure to be committed."""
+    """Tokens among `context` that are committed for sure."""
     prompt: Ints
-    """Prompt tokens among the step's."""
+    """Prefill tokens among `tokens`."""
     tokens: Ints
+    """Tokens that the step computes."""
 
 
 class DraftCoverage:
     """The coverage of one draft model.
 
-    Proposals over a gap would be junk, and so would the KV that the draft writes behind one: a gap reaches to the end
-    of the request until the draft has run over all that it misses.
+    Proposals over a gap are useless, and so is the KV that the draft writes behind it. So a gap reaches to the end of
+    the request until the draft has caught up.
     """
 
     def __init__(self, slots: int, block_size: int, block_ids: BlockIds) -> None:
         self._block_size = block_size
         self._block_ids = block_ids
         self._seen = np.full(slots, UNKNOWN, np.int64)
-        """(slots,): tokens from the request's start that the draft has seen."""
+        """(slots,): tokens from the request's start that the draft covers."""
         self._valid: set[int] = set()
-        """Blocks whose written tokens all went through the draft."""
+        """Blocks whose tokens the draft has all processed."""
         self._catch_ups = 0
-        self._looked_at = np.zeros(slots, np.int64)
-        """(slots,): catch-ups that were over when the slot's next block was looked up: only they make shared blocks
+        self._catch_ups_at_lookup = np.zeros(slots, np.int64)
+        """(slots,): catch-ups so far when the slot's next block was looked up. Only a catch-up makes a shared block
         valid."""
         self._stale = np.zeros((2, slots), np.int64)
-        """(2, slots): the first and one past the last block of the request that a gap has made invalid already. A plain
-        step asks for a request's blocks only when it leaves this range, once in `block_size` tokens."""
+        """(2, slots): first and one past the last block of the request that a gap has invalidated already.
+
+        A plain step looks up a request's blocks only when it leaves this range, once in `block_size` tokens.
+        """
 
     def seen(self, step: ScheduledStep) -> Ints:
-        """(N,): tokens from the beginning of each request's context that the draft has seen; all of them where it is
-        ready to be drafted for."""
+        """(N,): tokens from the start of each request's context that the draft covers; equal to the context if the
+        draft can propose for the request."""
         size, slots = self._block_size, step.slots
         seen = self._seen[slots]
         for row in np.flatnonzero(seen == UNKNOWN).tolist():
             seen[row] = self._cached(step.names[row], int(step.context[row]))
         # Another request may have caught up on blocks that both share.
         at_block = (seen % size == 0) & (seen + size <= step.context)
-        for row in np.flatnonzero(at_block & (self._looked_at[slots] < self._catch_ups)).tolist():
+        for row in np.flatnonzero(at_block & (self._catch_ups_at_lookup[slots] < self._catch_ups)).tolist():
             seen[row] = self._shared(step.names[row], int(seen[row]), int(step.context[row]))
-        self._looked_at[slots] = self._catch_ups
+        self._catch_ups_at_lookup[slots] = self._catch_ups
         known = self._seen[slots] != UNKNOWN
         self._seen[slots[known]] = seen[known]
         return np.minimum(seen, step.context)
 
     def ran(self, step: ScheduledStep, *, neural: bool) -> None:
-        """The step was scheduled; `neural`: the draft's forward goes with it."""
+        """Update coverage for a scheduled step. neural: whether the draft's forward pass runs with it."""
         fresh = self._seen[step.slots] == UNKNOWN
         self._write(step_rows(step, np.flatnonzero(~fresh)), neural=neural)
-        # A request that enters may share blocks that one before it writes in this very step.
+        # A new request may share blocks that a request before it writes in this step.
         for row in np.flatnonzero(fresh):
             self._write(step_rows(step, np.array([row])), neural=neural)
 
     def _write(self, step: ScheduledStep, *, neural: bool) -> None:
-        # Tokens behind the context that were seen before were rejected proposals: they are written again.
+        # Covered tokens behind the context were rejected proposals: they are written again.
         seen = self.seen(step)
         whole = np.full(len(seen), neural) & (seen == step.context)
         end = step.context + step.tokens
@@ -96,27 +102,27 @@ class DraftCoverage:
         self._mark_invalid(step, ~whole)
 
     def caught_up(self, name: str, slot: int, start: int, end: int, context: int) -> None:
-        """The draft runs over tokens [start, end) of the request's first `context`; it had seen those before."""
+        """Count tokens [start, end) of the request's first `context` as covered; those before are already."""
         self._seen[slot] = end
         self._stale[:, slot] = 0
-        # The last block is whole as far as it is written where the gap is closed, else not yet.
+        # The last block is valid if the gap is filled up to the context, else not yet.
         last = (end - 1) // self._block_size if end == context else end // self._block_size - 1
         if start // self._block_size <= last:
             self._catch_ups += 1
             self._valid.update(self._block_ids(name, start // self._block_size, last))
 
     def allocated(self, blocks: Iterable[int]) -> None:
-        """These blocks are new: what they held is gone."""
+        """Invalidate newly allocated blocks: their former contents are gone."""
         self._valid.difference_update(blocks)
 
     def missed(self, name: str, slot: int, start: int) -> None:
-        """The draft was to run over tokens from `start` on, and did not."""
+        """Take back coverage from token `start` on: the draft did not run as planned."""
         if self._seen[slot] != UNKNOWN:
             self._seen[slot] = min(int(self._seen[slot]), start)
             self._valid.difference_update(self._block_ids(name, start // self._block_size, sys.maxsize - 1))
 
     def forget(self, slot: int) -> None:
-        """The request has finished or was preempted; its blocks may live on in the prefix cache."""
+        """Forget a request that ended or was preempted; its blocks may stay in the prefix cache."""
         self._seen[slot] = UNKNOWN
         self._stale[:, slot] = 0
 
@@ -129,7 +135,7 @@ class DraftCoverage:
         return seen
 
     def _cached(self, name: str, context: int) -> int:
-        """Tokens from the beginning of a context out of the prefix cache that the draft has seen."""
+        """Count the tokens from the start of a prefix-cached context that the draft covers."""
         if context == 0 or self._is_valid(name, 0, (context - 1) // self._block_size):
             return context
         seen = 0
@@ -138,12 +144,12 @@ class DraftCoverage:
         return min(context, seen)
 
     def _is_valid(self, name: str, first: int, last: int) -> bool:
-        """Whether all tokens that were written to blocks first..last of a request went through the draft."""
+        """Return whether the draft has processed all tokens in blocks first..last of a request."""
         blocks = self._block_ids(name, first, last)
         return bool(blocks) and self._valid.issuperset(block for block in blocks if block != NOT_KEPT)
 
     def _mark_valid(self, step: ScheduledStep, rows: Bools) -> None:
-        # A block that was begun in an earlier step keeps its bit: it is as whole as its beginning.
+        # A block that an earlier step began keeps its state: it is valid if its first tokens are.
         begun = -(-step.context // self._block_size)
         last = (step.context + step.tokens - 1) // self._block_size
         for row in np.flatnonzero(rows & (begun <= last)).tolist():
@@ -167,6 +173,6 @@ class DraftCoverage:
 
 
 def step_rows(step: ScheduledStep, rows: Ints) -> ScheduledStep:
-    """The step of some of its requests: `rows` (N',) are their places in it."""
+    """Select rows (N',) of a step."""
     names = step.names if len(rows) == len(step.names) else [step.names[row] for row in rows.tolist()]
     return ScheduledStep(names, *(column[rows] for column in step[1:]))

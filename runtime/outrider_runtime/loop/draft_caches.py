@@ -1,5 +1,7 @@
-"""What each drafter of the pool has read, as the columns of `Batch`; and which holes a plan closes. Shapes: D drafters,
-N requests."""
+"""KV gaps of each drafter's cache, as columns of `Batch`, and the gaps that a plan fills.
+
+Shapes: D drafters, N requests.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,22 @@ from outrider_runtime.control.data.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import DraftCoverage, ScheduledStep, step_rows
 
-LEAST_CATCH_UP_TOKENS = 2
-"""A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
-
+MIN_CATCH_UP_TOKENS = 2
+"""A one-token gap is filled together with the token before it: a pass over one token would be a decoding step."""
 
 UNFILLABLE_GAP_TOKENS = 1 << 30
-"""Missing where a block drafter's cache has a gap: more than any step feeds, since hidden states are gone."""
-
+"""Reported for a block drafter's KV gap, which cannot be filled: the hidden states that it needs are gone."""
 
 DrafterBlockIds = Callable[[int, str, int, int], Sequence[int]]
-"""Number of a drafter -> its `BlockIds`, as one function."""
+"""`BlockIds` with the drafter's number as first argument."""
 
 
 class KVGap(NamedTuple):
-    """Committed tokens [start, end) of a request that are not in a draft model's KV."""
+    """Committed tokens [start, end) of a request that are missing in a draft model's KV cache."""
 
     drafter: int
     request: int
-    """Its place in the step."""
+    """Row of the request in the step."""
     start: int
     end: int
 
@@ -47,11 +47,11 @@ class DraftCaches:
 
     @property
     def in_blocks(self) -> bool:
-        """Some drafter keeps something in the engine's blocks."""
+        """Whether some drafter has KV in the engine's blocks."""
         return bool(self._drafts)
 
     def missing(self, step: ScheduledStep) -> Ints:
-        """(D, N) as `Batch.missing`."""
+        """(D, N): tokens that each drafter's cache lacks, as `Batch.missing`."""
         missing = np.zeros((self._count, len(step.slots)), np.int64)
         for number, draft in self._drafts.items():
             missing[number] = step.context - draft.seen(step) + step.tokens
@@ -60,58 +60,60 @@ class DraftCaches:
             missing[number] = np.where(gap, UNFILLABLE_GAP_TOKENS, step.tokens)
         return missing
 
-    def close(self, number: int, step: ScheduledStep, wanted: Ints, order: Ints, most: int) -> list[KVGap]:
-        """Holes of draft model `number` that are closed at the end of the step; they count as closed from here on.
+    def fill(
+        self, number: int, step: ScheduledStep, catch_up_tokens: Ints, row_order: Ints, max_tokens: int
+    ) -> list[KVGap]:
+        """Choose the KV gaps of draft model `number` that are filled at the end of the step, and count them as filled.
 
-        wanted: (N,), tokens of each request from its first missing one on, of those before the step. order: rows, who
-        comes first. most: tokens in all.
+        catch_up_tokens: (N,), planned for each request, from its first missing token on. row_order: rows by priority.
+        max_tokens: limit over all requests.
         """
-        draft, closed = self._drafts[number], list[KVGap]()
-        for row in order[wanted[order] > 0].tolist():
+        draft, filled = self._drafts[number], list[KVGap]()
+        for row in row_order[catch_up_tokens[row_order] > 0].tolist():
             name, slot, context = step.names[row], int(step.slots[row]), int(step.context[row])
-            # More than planned for where a request before it caught up on blocks that both share.
+            # A request before it may have caught up on blocks that both share, so more is covered than was planned for.
             seen = int(draft.seen(step_rows(step, np.array([row])))[0])
-            end = min(context, seen + int(wanted[row]))
-            if end <= seen or step.certain[row] < context:  # tokens under verification are not known here
+            end = min(context, seen + int(catch_up_tokens[row]))
+            if end <= seen or step.certain[row] < context:  # the host does not know tokens under verification
                 continue
-            start = max(0, min(seen, end - LEAST_CATCH_UP_TOKENS))
-            if end - start <= most:
-                most -= end - start
-                closed.append(KVGap(number, row, start, end))
+            start = max(0, min(seen, end - MIN_CATCH_UP_TOKENS))
+            if end - start <= max_tokens:
+                max_tokens -= end - start
+                filled.append(KVGap(number, row, start, end))
                 draft.caught_up(name, slot, start, end, context)
-        return closed
+        return filled
 
     def is_whole(self, number: int, step: ScheduledStep) -> Bools:
-        """(N,): nothing of the context is missing."""
+        """(N,): requests whose context the drafter's cache covers."""
         return self._drafts[number].seen(step) >= step.context
 
     def ran(self, step: ScheduledStep, runs: Bools) -> None:
-        """The step was scheduled. runs: (D,), the drafters that go with it."""
+        """Update coverage for a scheduled step. runs: (D,), the drafters that run with it."""
         for number, draft in self._drafts.items():
             draft.ran(step, neural=bool(runs[number]))
 
     def missed(self, number: int, step: ScheduledStep) -> None:
-        """Drafter `number` was to run in the step, and did not."""
+        """Take back the coverage of a step in which drafter `number` did not run as planned."""
         if number in self._drafts:
             for name, slot, certain in zip(step.names, step.slots.tolist(), step.certain.tolist(), strict=True):
                 self._drafts[number].missed(name, slot, certain)
 
-    def left_open(self, holes: Iterable[KVGap], step: ScheduledStep) -> None:
-        """These were to be closed, and were not. `request` is the row of the step."""
-        for hole in holes:
-            self._drafts[hole.drafter].missed(step.names[hole.request], int(step.slots[hole.request]), hole.start)
+    def not_filled(self, gaps: Iterable[KVGap], step: ScheduledStep) -> None:
+        """Take back gaps that were not filled as planned; `request` is the row of the step."""
+        for gap in gaps:
+            self._drafts[gap.drafter].missed(step.names[gap.request], int(step.slots[gap.request]), gap.start)
 
     def lost(self, number: int, name: str, slot: int) -> None:
-        """Drafter `number` has nothing left of a request."""
+        """Forget all that drafter `number` cached of a request."""
         if number in self._drafts:
             self._drafts[number].missed(name, slot, 0)
 
     def allocated(self, blocks: Sequence[int]) -> None:
-        """These blocks are new: what they held is gone."""
+        """Invalidate newly allocated blocks: their former contents are gone."""
         for draft in self._drafts.values():
             draft.allocated(blocks)
 
     def forget(self, slot: int) -> None:
-        """The slot's request has ended or was preempted; its blocks may live on in the prefix cache."""
+        """Forget the slot's request, which ended or was preempted; its blocks may stay in the prefix cache."""
         for draft in self._drafts.values():
             draft.forget(slot)

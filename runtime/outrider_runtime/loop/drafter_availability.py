@@ -1,4 +1,4 @@
-"""Which drafters may run: none that was left out at the start, that the manifest pauses, or that failed a while ago."""
+"""Drafters that may run: loaded at the start, not paused in the manifest, and not suspended after an error."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from outrider_runtime.control.controller import Controller
 
 FIRST_SUSPENSION_S = 30.0
+"""Length of a drafter's first suspension; each later one is twice as long."""
 LONGEST_SUSPENSION_S = 600.0
 PAUSED = "paused in the manifest (draftPool[].paused)"
 
 
 class Availability:
-    """Tells the controller; whoever calls it from several threads holds a lock."""
+    """Suspends and resumes drafters in the controller. Not thread-safe: callers hold a lock."""
 
     def __init__(
         self, controller: Controller, hosted: Iterable[str], left_out: Mapping[str, str], clock: Callable[[], float]
     ) -> None:
-        """hosted: drafters that the controller knows. left_out: drafter -> why it never runs."""
+        """hosted: names of the controller's drafters. left_out: drafters that never run, with the reason."""
         names = list(hosted)
         self._controller, self._clock = controller, clock
         self._serving = [name for name in names if name not in left_out]
@@ -28,13 +29,15 @@ class Availability:
             controller.suspend(name, left_out[name])
 
     @property
-    def is_anybody_left(self) -> bool:
-        """Some drafter that serves is not suspended."""
+    def has_serving_drafter(self) -> bool:
+        """Whether some loaded drafter is not suspended."""
         return any(name not in self._until for name in self._serving)
 
     def suspend(self, drafter: str, reason: str) -> bool:
-        """After a failure, longer each time. One that is suspended stays as it is: its step was under way when the
-        first failure came in. Returns whether it ran until now."""
+        """Suspend a drafter after an error, longer each time. Returns whether it ran until now.
+
+        A drafter that is suspended already stays as it is: the step was in flight when the first error arrived.
+        """
         if drafter not in self._serving or drafter in self._until:
             return False
         failures = self._failures.get(drafter, 0)
@@ -49,7 +52,7 @@ class Availability:
             self.suspend(name, reason)
 
     def resume(self, drafter: str) -> None:
-        """Lift a suspension now; the manifest's pause stays."""
+        """End a suspension now; a pause in the manifest stays in force."""
         self._until.pop(drafter, None)
         if drafter not in self._serving:
             return
@@ -60,12 +63,12 @@ class Availability:
 
     def resume_those_due(self) -> None:
         if self._until:
-            now = self._clock()
-            for drafter in [name for name, until in self._until.items() if now >= until]:
+            now_s = self._clock()
+            for drafter in [name for name, until_s in self._until.items() if now_s >= until_s]:
                 self.resume(drafter)
 
     def pause(self, paused: frozenset[str]) -> None:
-        """These are not asked until the manifest says otherwise."""
+        """Pause exactly these drafters, as the manifest says."""
         changed, self._paused = paused ^ self._paused, paused
         for drafter in self._serving:
             if drafter in changed and drafter not in self._until:

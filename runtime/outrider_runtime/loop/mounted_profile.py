@@ -1,4 +1,4 @@
-"""Reads the mounted latency profile and decides whether it may be used: a profile of something else is not."""
+"""Reads the mounted latency profile, and refuses one that was measured for something else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Document = TypeVar("Document", bound=Contract)
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """What this pod runs on; a profile names what it was measured on."""
+    """Device, engine version and weights of this pod; a profile names those that it was measured with."""
 
     device: str
     engine_version: str
@@ -34,7 +34,7 @@ class PodIdentity:
 class LoadedProfile:
     state: ProfileState
     latency: LatencyModel | None
-    """None: learn online."""
+    """None: step times are learned online."""
 
 
 class UnreadableProfileError(ValueError):
@@ -42,7 +42,7 @@ class UnreadableProfileError(ValueError):
 
 
 def load_profile(directory: Path, keys: ProfileKeys | None, identity: PodIdentity) -> LoadedProfile:
-    """The profile of `keys` in `directory`. Raises UnreadableProfileError; the caller keeps what it has."""
+    """Load the profile of `keys` from `directory`. On UnreadableProfileError the caller keeps the profile it has."""
     target = None if keys is None else _read(directory / TARGET_FILE, TargetProfile)
     if keys is None or target is None:
         return LoadedProfile(ProfileState(target_key=keys.target if keys else ""), None)
@@ -50,12 +50,12 @@ def load_profile(directory: Path, keys: ProfileKeys | None, identity: PodIdentit
     if refusal:
         return LoadedProfile(ProfileState(target_key=keys.target, mismatch=refusal), None)
     read = {name: _read(directory / f"{key}.json", DrafterProfile) for name, key in keys.drafters.items()}
-    drafters = {name: found for name, found in read.items() if found and found.key == keys.drafters[name]}
+    drafters = {name: profile for name, profile in read.items() if profile and profile.key == keys.drafters[name]}
     foreign = [
-        f"the mounted profile of drafter {name!r} was measured for {found.key}, this pod needs {keys.drafters[name]}; "
-        "learning its cost online"
-        for name, found in read.items()
-        if found and name not in drafters
+        f"the mounted profile of drafter {name!r} was measured for {profile.key}, this pod needs "
+        f"{keys.drafters[name]}; learning its cost online"
+        for name, profile in read.items()
+        if profile and name not in drafters
     ]
     state = ProfileState(
         source=ProfileSource.MOUNTED,
@@ -75,14 +75,14 @@ def _refusal(target: TargetProfile, keys: ProfileKeys, identity: PodIdentity) ->
 
 
 def _difference(what: str, measured: str, ours: str) -> str:
-    """Empty when equal, or when either side does not know."""
+    """Name the difference; empty if both are equal, or one is unknown."""
     if not measured or not ours or measured == ours:
         return ""
     return f"the profile was measured with {what} {measured!r}, this pod has {ours!r}"
 
 
 def _read(path: Path, kind: type[Document]) -> Document | None:
-    """None when the file is not there (it is mounted once it exists)."""
+    """Read a profile file; None if it is missing (it is mounted once it exists)."""
     try:
         return kind.read(path.read_bytes())
     except FileNotFoundError:
@@ -95,8 +95,8 @@ def _latency(target: TargetProfile, drafters: dict[str, DrafterProfile]) -> Late
     return LatencyModel(
         target={ExecutionMode(mode.value): _cost(cost) for mode, cost in target.costs.items()},
         drafters={
-            name: DrafterCost(_cost(found.cost), found.autoregressive, _cost(found.first_pass))
-            for name, found in drafters.items()
+            name: DrafterCost(_cost(profile.cost), profile.autoregressive, _cost(profile.first_pass))
+            for name, profile in drafters.items()
         },
     )
 
@@ -106,7 +106,7 @@ def _cost(cost: api.StepCost) -> StepCost:
 
 
 def product_of_pod(podinfo_dir: Path, products: list[str]) -> str:
-    """Product of the node that the pod runs on: the only one there is, or what the operator annotated; else ""."""
+    """Return the accelerator product of the pod's node: the only one, or the one that the operator annotated, or ""."""
     if len(products) == 1:
         return products[0]
     try:

@@ -1,4 +1,4 @@
-"""From the controller's plan to what the engine's drafters do at the end of a step. Shapes: D drafters, N requests."""
+"""Turns the controller's plan into the drafters' work at the end of a step. Shapes: D drafters, N requests."""
 
 from __future__ import annotations
 
@@ -18,49 +18,55 @@ from outrider_runtime.loop.draft_caches import DraftCaches, KVGap
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
     plan: DraftPlan
-    """As it is carried out: nobody asks a draft model over a hole, and `feed` is what each drafter really runs over."""
+    """The plan as it is carried out: without proposals over a KV gap, and with the tokens that each drafter really
+    processes in `feed`."""
     runs: Bools
-    """(D,): who runs. A drafter that reads runs over the whole step; with no tokens to propose only its first pass."""
-    holes: tuple[KVGap, ...] = ()
-    """What draft models run over before they propose."""
+    """(D,): drafters that run. A drafter with a cache runs over the whole step; with draft length 0 only its first
+    pass runs."""
+    gaps: tuple[KVGap, ...] = ()
+    """KV gaps that draft models fill before they propose."""
 
 
 def carry_out(
     plan: DraftPlan, batch: Batch, step: ScheduledStep, drafters: Sequence[Drafter], caches: DraftCaches,
     fed_blocks: Bools,
 ) -> Order:  # fmt: skip
-    """The step is scheduled: the books of caches go on from here.
+    """Make the order for a scheduled step, and update the drafters' caches.
 
-    fed_blocks: (D,), block drafters that are fed whatever the plan says: a gap costs their proposals for the rest of a
-    request."""
-    asked, feed, holes = plan.asked.copy(), np.zeros_like(plan.feed), list[KVGap]()
+    fed_blocks: (D,), block drafters that are fed in any case, since a gap ends their proposals for a request.
+    """
+    drafter_order, feed, gaps = plan.asked.copy(), np.zeros_like(plan.feed), list[KVGap]()
     runs = (plan.passes > 0) | plan.feed.any(axis=1) | fed_blocks
     for number in np.flatnonzero(runs):
         if drafters[number].reads:
             feed[number] = step.tokens
         if drafters[number].is_block:
-            asked[(asked == number) & ~caches.is_whole(int(number), step)] = NOBODY
+            drafter_order[(drafter_order == number) & ~caches.is_whole(int(number), step)] = NOBODY
         elif drafters[number].needs_kv:
-            closed, whole = _close(int(number), plan, batch, step, caches)
-            asked = np.where((asked == number) & ~whole, NOBODY, asked)
-            np.add.at(feed[number], [hole.request for hole in closed], [hole.end - hole.start for hole in closed])
-            holes += closed
-    passes = np.where((asked == np.arange(len(drafters))[:, None, None]).any(axis=(1, 2)), plan.passes, 0)
+            filled, whole = _fill(int(number), plan, batch, step, caches)
+            drafter_order = np.where((drafter_order == number) & ~whole, NOBODY, drafter_order)
+            np.add.at(feed[number], [gap.request for gap in filled], [gap.end - gap.start for gap in filled])
+            gaps += filled
+    proposes = (drafter_order == np.arange(len(drafters))[:, None, None]).any(axis=(1, 2))
+    passes = np.where(proposes, plan.passes, 0)
     runs = (passes > 0) | plan.feed.any(axis=1) | fed_blocks
     caches.ran(step, runs)
     feed[~runs] = 0
-    return Order(dataclasses.replace(plan, passes=passes, asked=asked, feed=feed), runs, tuple(holes))
+    return Order(dataclasses.replace(plan, passes=passes, asked=drafter_order, feed=feed), runs, tuple(gaps))
 
 
-def _close(
+def _fill(
     number: int, plan: DraftPlan, batch: Batch, step: ScheduledStep, caches: DraftCaches
 ) -> tuple[list[KVGap], Bools]:
-    """Holes of a draft model that are closed, and who is without one then. Who asks for proposals comes first."""
-    before = batch.missing[number] - step.tokens  # (N,): missing from before the step
-    if not before.any():
-        return [], np.ones(len(before), bool)
-    wanted: Ints = np.minimum(plan.feed[number], before)
-    asks = (plan.asked == number).any(axis=0)
-    order = np.argsort(~asks, kind="stable")
-    closed = caches.close(number, step, wanted, order, batch.token_budget)
-    return closed, caches.is_whole(number, step)
+    """Return the KV gaps of a draft model that are filled, and the requests without a gap then.
+
+    Requests that the draft model proposes for come first.
+    """
+    gap_tokens = batch.missing[number] - step.tokens  # (N,): missing from before the step
+    if not gap_tokens.any():
+        return [], np.ones(len(gap_tokens), bool)
+    catch_up_tokens: Ints = np.minimum(plan.feed[number], gap_tokens)
+    proposes = (plan.asked == number).any(axis=0)
+    row_order = np.argsort(~proposes, kind="stable")
+    filled = caches.fill(number, step, catch_up_tokens, row_order, batch.token_budget)
+    return filled, caches.is_whole(number, step)

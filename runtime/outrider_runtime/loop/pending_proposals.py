@@ -1,4 +1,4 @@
-"""Proposals that wait to be verified, in columns over requests."""
+"""Proposals that wait to be verified, as columns over requests."""
 
 from __future__ import annotations
 
@@ -11,99 +11,102 @@ from outrider_runtime.control.data.forest import Forest, Nodes, chains, nothing_
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 RANKS = 2
-"""Drafters that a request asks at most, one after the other."""
+"""Most drafters in the order of a request: the first with a proposal is used."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingProposals:
-    """One chain a request, or its tree where the engine hands it over. Shapes: N requests."""
+    """One chain for each request, or its tree if the engine supplies trees. Shapes: N requests."""
 
     slot: Ints
     """(N,)"""
     step: Ints
-    """(N,): at the end of which they were asked for."""
-    asked: Ints
+    """(N,): number of the step at whose end they are proposed."""
+    drafter_order: Ints
     """(RANKS, N): as `DraftPlan.asked`."""
     drafter: Ints
-    """(N,): whose they are; of whoever is asked first until the engine tells."""
+    """(N,): the drafter that proposed them; until the engine reports, the first in the order."""
     length: Ints
-    """(N,): the longest that any of its drafters may propose until the engine tells."""
+    """(N,): tokens proposed; until the engine reports, the longest that a drafter in the order may propose."""
     confidence: Floats
-    """(N, K): the drafter's own of each token, see `confidences`; NaN: not known, or not reported yet."""
+    """(N, K): the drafter's confidence in each token, see `confidences`; NaN: unknown, or not reported yet."""
     reported: Bools
-    """(N,): whether the engine has reported what was proposed, or nothing was to be."""
+    """(N,): whether the engine has reported the proposals, or none were planned."""
     plan: DraftPlan | None = None
-    """The last one that they come from."""
+    """The last plan that they come from."""
     nodes: Nodes | None = None
-    """Of an engine that knows its proposals when it plans. None: chains of `length` by `drafter`."""
+    """The trees of an engine that knows its proposals when it plans. None: chains of `length` by `drafter`."""
 
     def of(self, slots: Ints) -> PendingProposals:
-        """A copy of those in `slots` (N,), from the proposals of all slots."""
+        """Copy the proposals in `slots` (N,); for the proposals of all slots."""
         return PendingProposals(
-            slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots],
+            slots, self.step[slots], self.drafter_order[:, slots], self.drafter[slots], self.length[slots],
             self.confidence[slots], self.reported[slots], self.plan,
         )  # fmt: skip
 
     def clear(self, slots: Ints) -> None:
-        """Nothing is proposed for the requests in `slots` any more. Of the proposals of all slots."""
-        self.asked[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
+        """Drop the proposals in `slots`; for the proposals of all slots."""
+        self.drafter_order[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
         self.length[slots] = 0
         self.confidence[slots] = np.nan
         self.reported[slots] = True
 
     def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
-        """`plan` is carried out at the end of `step`. Of the proposals of all slots; the plan's columns are theirs."""
-        asked = np.full((RANKS, len(slots)), NOBODY, np.int64)
-        asked[: len(plan.asked)] = plan.asked[:RANKS]
-        first = np.where(asked[0] == NOBODY, asked[1], asked[0])
+        """Expect the proposals of `plan` at the end of `step`, its columns being `slots`; for those of all slots."""
+        drafter_order = np.full((RANKS, len(slots)), NOBODY, np.int64)
+        drafter_order[: len(plan.asked)] = plan.asked[:RANKS]
+        first = np.where(drafter_order[0] == NOBODY, drafter_order[1], drafter_order[0])
         self.plan = plan
         self.step[slots] = step
-        self.asked[:, slots] = asked
+        self.drafter_order[:, slots] = drafter_order
         self.drafter[slots] = first
         self.confidence[slots] = np.nan
-        if len(plan.passes):  # whichever drafter has proposals, they fit
-            self.length[slots] = np.where(asked == NOBODY, 0, plan.passes[asked]).max(axis=0)
+        if len(plan.passes):  # room for the proposals of any drafter in the order
+            self.length[slots] = np.where(drafter_order == NOBODY, 0, plan.passes[drafter_order]).max(axis=0)
         else:
             self.length[slots] = 0
         self.reported[slots] = self.length[slots] == 0
 
-    def came_back(
+    def record(
         self, step: int, slots: Ints, lengths: Ints, drafters: Ints, confidence: Floats | None = None
     ) -> None:  # fmt: skip
-        """What was really proposed at the end of `step` for the requests in `slots` (N',), and by which drafters;
-        NOBODY: none has a proposal. confidence: (N', K'), in it; NaN: not known."""
-        told = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
-        told[slots] = np.arange(len(slots))
-        row = told[self.slot]
-        here = (self.step == step) & (row >= 0)
-        row = row[here]
-        self.reported[here] = True
-        self.length[here] = lengths[row]
-        self.drafter[here] = np.where(drafters[row] == NOBODY, self.drafter[here], drafters[row])
+        """Record the real proposals of `step`: for the requests in `slots` (N',), their lengths and drafters.
+
+        drafters: `NOBODY` where no drafter has a proposal. confidence: (N', K'); NaN: unknown.
+        """
+        row_of_slot = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
+        row_of_slot[slots] = np.arange(len(slots))
+        row = row_of_slot[self.slot]
+        updated = (self.step == step) & (row >= 0)
+        row = row[updated]
+        self.reported[updated] = True
+        self.length[updated] = lengths[row]
+        self.drafter[updated] = np.where(drafters[row] == NOBODY, self.drafter[updated], drafters[row])
         if confidence is not None:
-            self.confidence[here, : confidence.shape[1]] = confidence[row]
+            self.confidence[updated, : confidence.shape[1]] = confidence[row]
 
     def cut(self, slots: Ints, lengths: Ints) -> None:
-        """No more than `lengths` (N,) are left of those in `slots`: a grammar ruled some out. Of all slots."""
+        """Shorten the proposals in `slots` to at most `lengths` (N,), as a grammar does; for those of all slots."""
         self.length[slots] = np.minimum(self.length[slots], lengths)
 
     def forest(self, drafters: int) -> Forest:
-        """drafters: of the pool."""
+        """Return the proposals as trees. drafters: number of drafters in the pool."""
         if self.plan is None:
             return nothing_proposed(len(self.slot), drafters, Purpose.CHOICE)
         if self.nodes is not None:
-            return Forest(*self.nodes, self.asked, self.plan.passes, self.plan.purpose)
+            return Forest(*self.nodes, self.drafter_order, self.plan.passes, self.plan.purpose)
         lengths = np.where(self.drafter == NOBODY, 0, self.length)
         real = np.arange(self.confidence.shape[1]) < lengths[:, None]
-        made = chains(lengths, self.drafter, self.plan, self.asked, self.confidence[real])
+        made = chains(lengths, self.drafter, self.plan, self.drafter_order, self.confidence[real])
         made.placeholders = ~self.reported
         return made
 
 
-def no_proposals(slots: int, most: int) -> PendingProposals:
-    """The proposals of all slots before the first plan. most: tokens of a proposal."""
-    nobody, nothing = np.full((RANKS, slots), NOBODY, np.int64), np.zeros(slots, np.int64)
+def no_proposals(slots: int, max_length: int) -> PendingProposals:
+    """Make the proposals of all slots before the first plan. max_length: tokens of the longest proposal."""
+    no_drafters = np.full((RANKS, slots), NOBODY, np.int64)
+    zeros = np.zeros(slots, np.int64)
     return PendingProposals(
-        np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, confidence=np.full((slots, most), np.nan),
-        reported=np.ones(slots, bool),
+        np.arange(slots), zeros.copy(), no_drafters, no_drafters[0].copy(), zeros,
+        confidence=np.full((slots, max_length), np.nan), reported=np.ones(slots, bool),
     )  # fmt: skip

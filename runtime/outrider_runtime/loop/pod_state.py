@@ -1,4 +1,4 @@
-"""The state document of a pod, from what the loop has counted."""
+"""The state document of a pod, made from the loop's counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def speedup(state: control.State) -> SpeedupState:
         probes=counts.probes,
         baseline_tokens=round(counts.plain_tokens),
         baseline_s=counts.plain_s,
-        speculative_tokens=round(counts.speculative_tokens),  # in the probes' time: no whole number
+        speculative_tokens=round(counts.speculative_tokens),  # scaled to the probes' time, so not an integer
         speculative_s=counts.plain_s,
         weight=counts.weight,
         weighted_ratio=counts.weighted_ratio,
@@ -34,8 +34,9 @@ def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
 
 
 def drafters(loop: ControlLoop, state: control.State, memory: Mapping[str, DrafterMemory]) -> list[DrafterState]:
-    """Of the whole pool, in its order; memory: drafter -> what it takes."""
-    return [_drafter(one.name, loop, state, memory.get(one.name)) for one in loop.boot.draft_pool]
+    """Return the state of each drafter of the pool, in its order. memory: device memory by drafter."""
+    names = [drafter.name for drafter in loop.boot.draft_pool]
+    return [_drafter(name, loop, state, memory.get(name)) for name in names]
 
 
 def _drafter(name: str, loop: ControlLoop, state: control.State, memory: DrafterMemory | None) -> DrafterState:

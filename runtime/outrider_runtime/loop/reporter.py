@@ -1,6 +1,6 @@
-"""The daemon thread of the engine core process: writes the state, and picks up changed config and profile files.
+"""The daemon thread of the engine core process that writes the state and reloads changed config and profile files.
 
-ConfigMap volumes change by swapping a symlink, so a file's identity is that of what its path resolves to.
+A ConfigMap volume changes by swapping a symlink, so a file is identified by the inode that its path resolves to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Stamp = tuple[int, int, int]
 
 
 class Files(Protocol):
-    """Where the reporter reads and writes."""
+    """Paths that the reporter reads and writes."""
 
     @property
     def hot_file(self) -> str: ...
@@ -50,7 +50,7 @@ class Reporter(threading.Thread):
     def __init__(
         self, loop: ControlLoop, files: Files, hot: HotConfig, identity: PodIdentity, *, started_at: float
     ) -> None:
-        """hot: in force until the mounted file says otherwise."""
+        """hot: the config in force until the mounted file is read."""
         super().__init__(name="outrider-reporter", daemon=True)
         self._loop = loop
         self._files = files
@@ -72,7 +72,7 @@ class Reporter(threading.Thread):
             try:
                 self.tick()
                 self._last_failure = ""
-            except Exception as error:  # the thread is the pod's only voice: it must outlive any one failure
+            except Exception as error:  # no other thread reports the pod's state: this one must survive any error
                 self._log_once(error)
             self._stopped.wait(WRITE_EVERY_S)
 
@@ -80,13 +80,13 @@ class Reporter(threading.Thread):
         self._stopped.set()
 
     def _log_once(self, error: Exception) -> None:
-        """Four times a second would drown the log."""
+        """Log an error unless it is the last one again: this runs four times a second."""
         if str(error) != self._last_failure:
             logger.error("outrider: state could not be reported", exc_info=error)
         self._last_failure = str(error)
 
     def tick(self) -> None:
-        """One round: pick up what changed, then write the state."""
+        """Reload changed files, then write the state."""
         self._reload_hot()
         self._reload_profile()
         write_snapshot(self._files.run_dir, self.state())
@@ -105,7 +105,7 @@ class Reporter(threading.Thread):
         try:
             hot, digest = read_hot_config(path.read_bytes())
         except FileNotFoundError:
-            return  # not mounted (yet): what the engine was started with stays in force
+            return  # not mounted (yet): the config at the start stays in force
         except (OSError, ValidationError) as error:
             self._refuse(error)
             return
@@ -115,7 +115,7 @@ class Reporter(threading.Thread):
             self._refuse(error)
             return
         except Exception:
-            del self._stamps["hot"]  # it is not in force: tried again
+            del self._stamps["hot"]  # not in force: try again
             raise
         self._hot_hash, self._config_error = digest, ""
 
@@ -142,7 +142,7 @@ class Reporter(threading.Thread):
         self._loop.replace_latency(loaded.latency)
 
     def state(self) -> RuntimeState:
-        with self._loop.lock:  # the tally is a live one
+        with self._loop.lock:  # the tally is live, not a copy
             return self._state()
 
     def _state(self) -> RuntimeState:
@@ -156,7 +156,7 @@ class Reporter(threading.Thread):
             config_error=self._config_error,
             started_at=self._started_at,
             now=time.time(),
-            ready=False,  # the API server's to say
+            ready=False,  # the API server sets it
             plugin_active=True,
             product=self._product,
             device=self._identity.device,
@@ -189,9 +189,9 @@ def _profile_files(directory: Path, keys: ProfileKeys | None) -> list[Path]:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Identity of what `path` resolves to; None when it is not there."""
+    """Return the identity of the file that `path` resolves to; None if it is missing."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,4 +1,4 @@
-"""The engine's requests: their SLO classes, their clocks, and the columns that do not change while they run.
+"""The engine's requests: their SLO classes and clocks, and columns that do not change while they run.
 
 Times are monotonic seconds of this process.
 """
@@ -25,13 +25,13 @@ class End(Enum):
 
     COMPLETE = auto()
     LEFT = auto()
-    """Its client gave up."""
+    """Its client disconnected."""
     FAILED = auto()
-    """The engine's fault: it counts for nobody."""
+    """The engine failed: the request counts for no SLO class."""
 
 
 class Delivery(NamedTuple):
-    """Tokens of one request that go out to its user."""
+    """Tokens of one request that are sent to its user."""
 
     name: str
     tokens: int
@@ -50,28 +50,29 @@ class _Request:
     last_token_at: float = math.nan
     output_tokens: int = 0
 
-    def delivered(self, tokens: int, now: float) -> None:
+    def delivered(self, tokens: int, now_s: float) -> None:
         if not self.output_tokens:
-            self.first_token_at = now
-        self.last_token_at = now
+            self.first_token_at = now_s
+        self.last_token_at = now_s
         self.output_tokens += tokens
 
-    def ended(self, now: float, *, aborted: bool) -> EndedRequest:
-        last_at = self.last_token_at if self.output_tokens and not aborted else now
-        first_at = self.first_token_at if self.output_tokens else now
+    def ended(self, now_s: float, *, aborted: bool) -> EndedRequest:
+        last_at = self.last_token_at if self.output_tokens and not aborted else now_s
+        first_at = self.first_token_at if self.output_tokens else now_s
         return EndedRequest(self.slo_class, first_at - self.arrived_at, last_at - first_at, self.output_tokens, aborted)
 
 
 class RequestTable:
-    """Every request that the engine has, and columns by slot of those that run."""
+    """All requests of the engine, and columns by slot of the running ones."""
 
-    def __init__(self, slo: SLOCounter, arms: ArmCounter, slots: int, after: RequestTable | None = None) -> None:
-        """after: of whom the requests are known."""
+    def __init__(self, slo: SLOCounter, arms: ArmCounter, slots: int, predecessor: RequestTable | None = None) -> None:
+        """predecessor: a table whose requests this one takes over."""
         self.slots = Slots(slots)
         self.prompt = np.zeros(slots, np.int64)
-        """Tokens of the prompt."""
-        self._slo, self._arms = slo, arms
-        self._known: dict[str, _Request] = after._known if after else {}
+        """(slots,): tokens of the prompt."""
+        self._slo = slo
+        self._arms = arms
+        self._known: dict[str, _Request] = predecessor._known if predecessor else {}
         self._limit = np.zeros(slots, np.int64)
         self._first_at = np.full(slots, math.inf)
         self._class = np.full(slots, NOBODY, np.int64)
@@ -83,15 +84,18 @@ class RequestTable:
     def arrived(
         self, name: str, arrival_time: float, extra_args: dict[str, object] | None, *, prompt: int, limit: int
     ) -> None:
-        """arrival_time: Unix seconds at which the API server got the request. prompt: its tokens. limit: tokens, the
-        prompt's included, that the request ends at."""
+        """Add a new request.
+
+        arrival_time: Unix seconds at which the API server received it. prompt: its length in tokens. limit: prompt and
+        output tokens at which the request ends.
+        """
         waited_s = max(0.0, time.time() - arrival_time)
         slo_class = self._slo.class_of(extra_args)
         arm = self._arms.arrived(name, slo_class)
         self._known[name] = _Request(slo_class, time.monotonic() - waited_s, prompt, limit, arm)
 
-    def deliver(self, deliveries: Iterable[Delivery], now: float) -> int:
-        """A step's tokens go out; counts the requests that end with them. Returns the number of tokens."""
+    def deliver(self, deliveries: Iterable[Delivery], now_s: float) -> int:
+        """Note a step's tokens, and count the requests that end with them. Returns the number of tokens."""
         delivered = 0
         for name, tokens, end in deliveries:
             delivered += tokens
@@ -99,28 +103,28 @@ class RequestTable:
             if request is None:
                 continue
             if tokens:
-                request.delivered(tokens, now)
+                request.delivered(tokens, now_s)
                 slot = self.slots.get(name)
                 if slot is not None:
                     self._first_at[slot] = request.first_token_at
             if end is not None:
                 del self._known[name]
                 if end is not End.FAILED and request.output_tokens:
-                    self._count(name, request.ended(now, aborted=end is End.LEFT))
+                    self._count(name, request.ended(now_s, aborted=end is End.LEFT))
                 else:
                     self._arms.forget(name)
         return delivered
 
-    def aborted(self, name: str, now: float, *, has_stop_strings: bool) -> None:
-        """A request that is not complete goes.
+    def aborted(self, name: str, now_s: float, *, has_stop_strings: bool) -> None:
+        """Remove a request whose answer is not complete.
 
-        vLLM's API server ends an answer at a stop string by the same message as a client that leaves: where the
-        request has stop strings and tokens came, it counts as complete.
+        vLLM's API server sends the same message for a stop string as for a client that disconnects. So a request with
+        stop strings and at least one output token counts as complete.
         """
         request = self._known.pop(name, None)
         if request is not None:
             aborted = not (request.output_tokens and has_stop_strings)
-            self._count(name, request.ended(now, aborted=aborted))
+            self._count(name, request.ended(now_s, aborted=aborted))
 
     def _count(self, name: str, ended: EndedRequest) -> None:
         self._arms.ended(name, ended.output_tokens, attained=self._slo.ended(ended))
@@ -132,22 +136,22 @@ class RequestTable:
         return request.slo_class if request else None
 
     def arrived_at(self, name: str) -> float:
-        """When the API server got the request; now for one that is not known."""
+        """Return the time at which the API server received the request; the current time if it is unknown."""
         request = self._known.get(name)
         return request.arrived_at if request else time.monotonic()
 
     def running(self, names: Sequence[str]) -> Ints:
-        """(N,) slots; who has none is given one."""
+        """(N,): slots of the requests; a request without a slot gets one."""
         try:
             return self.slots.of(names)
-        except KeyError:  # somebody is new: seldom so
+        except KeyError:  # rare: a request is new
             for name in names:
                 if name not in self.slots:
                     self._enter(name)
             return self.slots.of(names)
 
     def number_classes(self, names: tuple[str, ...]) -> None:
-        """The SLO classes in force: a request's number is its class's place among them."""
+        """Put SLO classes in force; a request's class number is its class's position in `names`."""
         if names == self._classes:
             return
         self._classes = names
@@ -160,20 +164,20 @@ class RequestTable:
         return self._number(self.slo_class(name))
 
     def classes(self, slots: Ints) -> Ints:
-        """(N,) as `Batch.slo_class`."""
+        """(N,): class numbers, as `Batch.slo_class`."""
         return np.asarray(self._class[slots])
 
     def arms(self, slots: Ints) -> Ints | None:
-        """(N,) as `Batch.arm`."""
+        """(N,): canary arms, as `Batch.arm`."""
         return None if self._arms.canary is None else np.asarray(self._arm[slots])
 
     def left(self, slots: Ints, known: Ints) -> Ints:
-        """(N,) tokens that requests may still get. known: (N,), tokens that they have, prompts included."""
+        """(N,): tokens that the requests may still produce. known: (N,), their tokens so far, prompts included."""
         return np.asarray(np.maximum(0, self._limit[slots] - known))
 
-    def elapsed_s(self, slots: Ints, now: float) -> Floats:
-        """(N,) seconds since each request's first token; 0 before it."""
-        return np.asarray(np.maximum(0.0, now - self._first_at[slots]))
+    def elapsed_s(self, slots: Ints, now_s: float) -> Floats:
+        """(N,): seconds since each request's first token; 0 before it."""
+        return np.asarray(np.maximum(0.0, now_s - self._first_at[slots]))
 
     def _enter(self, name: str) -> None:
         slot, request = self.slots.take(name), self._known.get(name)

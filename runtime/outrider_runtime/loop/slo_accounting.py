@@ -1,4 +1,4 @@
-"""Counts, per SLO class, which requests met their TPOT and TTFT: by a request's own times, given up or not."""
+"""Counts the requests of each SLO class that met their TPOT and TTFT, aborted requests included."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ SLO_CLASS_ARGUMENT = "slo_class"
 class EndedRequest:
     slo_class: str | None
     ttft_s: float
-    """Until the first token; until the client left where none came."""
+    """Time to the first token; to the client's disconnect if there was none."""
     decode_s: float
-    """From the first token to the last; to the moment when the client left."""
+    """Time from the first token to the last one, or to the client's disconnect."""
     output_tokens: int
     aborted: bool = False
-    """The client left before the answer was complete."""
+    """Whether the client disconnected before the answer was complete."""
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for a single token.
+        """Time per output token after the first one; None for a single token.
 
-        Of an aborted request it is the least that it could still have come to: the token that was under way counts as
-        if it had come at that moment.
+        An aborted request gets a lower bound: its next token counts as if it had arrived at the disconnect.
         """
         intervals = self.output_tokens if self.aborted else self.output_tokens - 1
         return self.decode_s / intervals if intervals > 0 else None
@@ -60,7 +59,7 @@ class _Counts:
 
 
 class SLOCounter:
-    """Counters since the process started; a class that is removed and comes back goes on where it was."""
+    """Counters since the process started; a class that is removed and added again continues its counters."""
 
     def __init__(self) -> None:
         self._classes: dict[str, SLOClass] = {}
@@ -68,14 +67,15 @@ class SLOCounter:
         self._counts: dict[str, _Counts] = {}
 
     def configure(self, classes: Sequence[SLOClass], default: str | None) -> None:
-        """Classes in force for requests that finish from now on."""
+        """Put classes in force for requests that finish from now on."""
         self._classes = {slo_class.name: slo_class for slo_class in classes}
         self._default = default
 
     def class_of(self, extra_args: dict[str, object] | None) -> str | None:
-        """The class that a request named, else the one that keeps its own SLO, else the default; None without classes.
+        """Return the class that a request names, else the class that meets its own SLO, else the default one.
 
-        It stays what it was when the request arrived; where it is removed meanwhile, the request counts for none.
+        None without classes. The class is fixed at arrival; if it is removed before the end, the request counts for no
+        class.
         """
         arguments = extra_args or {}
         named = arguments.get(SLO_CLASS_ARGUMENT)
@@ -85,15 +85,17 @@ class SLOCounter:
         return self._default if tpot_s == ttft_s == math.inf else self._class_within(tpot_s, ttft_s)
 
     def _class_within(self, tpot_s: float, ttft_s: float) -> str | None:
-        """The loosest class that keeps both times; the tightest one where none does."""
+        """Return the loosest class that keeps both limits; the tightest class if none does."""
         classes = sorted(self._classes.values(), key=lambda slo: (seconds(slo.tpot), _ttft_s(slo)))
         keeping = [slo.name for slo in classes if seconds(slo.tpot) <= tpot_s and _ttft_s(slo) <= ttft_s]
         return keeping[-1] if keeping else classes[0].name if classes else None
 
     def ended(self, request: EndedRequest) -> bool | None:
-        """Counts the request and returns whether it met its class; None without a verdict.
+        """Count the request and return whether it met its class; None without a verdict.
 
-        A miss stays a miss when the client gives up over it; one that leaves before that tells nothing."""
+        A request that had missed its SLO before the client disconnected counts as a miss. Other aborted requests give
+        no verdict.
+        """
         slo_class = self._classes.get(request.slo_class or "")
         if slo_class is None:
             return None
@@ -110,7 +112,7 @@ class SLOCounter:
 
 
 def _limit_s(arguments: Mapping[str, object], key: str) -> float:
-    """Seconds; infinite where the request names no such time."""
+    """Return a limit of the request in seconds; infinite if it has none."""
     value = arguments.get(key)
     return value / 1000 if isinstance(value, int | float) else math.inf
 

@@ -1,4 +1,4 @@
-"""Numbers for requests that run: what is known of a request is kept in arrays, by its slot."""
+"""Slots of running requests: the row of a request in all arrays."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ import numpy as np
 from outrider_runtime.control.data.batch import Ints
 
 SLOTS_PER_REQUEST = 2
-"""So that a slot is not given again before the last step of the request that left it is over."""
+"""Enough that a slot's last step is over before the slot is used again."""
 
 
 class Slots:
-    """A slot that a request left is given again once the last step that the request was in is over."""
+    """Assigns slots. A slot is free again once the last step of its request is over."""
 
     def __init__(self, count: int) -> None:
-        """count: at least as many as there are requests that run at once. With twice as many none is given early."""
+        """count: at least the number of concurrent requests; with twice as many, no slot is reused early."""
         self._free = list(range(count - 1, -1, -1))
         self._of: dict[str, int] = {}
         self._leaving: deque[tuple[int, int]] = deque()
         """(last step, slot), the oldest first."""
         self.early: list[int] = []
-        """Slots that had to be given before their last step was over; whoever reads them, clears them."""
+        """Slots that were reused before their last step was over; the reader clears the list."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
     def __len__(self) -> int:
-        """Requests that have one."""
+        """Requests that have a slot."""
         return len(self._of)
 
     def get(self, name: str) -> int | None:
         return self._of.get(name)
 
     def of(self, names: Iterable[str]) -> Ints:
-        """(N,) slots of requests that have one."""
+        """(N,): slots of requests that have one."""
         of = self._of
         return np.array([of[name] for name in names], np.int64)
 
     def take(self, name: str) -> int:
-        """A slot for a request that has none. Raises IndexError where more requests run than there are slots."""
+        """Assign a slot to a request that has none. Raises IndexError if more requests run than there are slots."""
         if not self._free:
             _, slot = self._leaving.popleft()
             self.early.append(slot)
@@ -50,13 +50,13 @@ class Slots:
         return self._of[name]
 
     def leave(self, name: str, last_step: int) -> None:
-        """The request ends, or is preempted; `last_step`: the last one that was scheduled."""
+        """Release the slot of a request that ends or is preempted. last_step: the last step that was scheduled."""
         slot = self._of.pop(name, None)
         if slot is not None:
             self._leaving.append((last_step, slot))
 
     def over(self, before: int) -> list[int]:
-        """Slots that are free from now on: all steps below `before` are over."""
+        """Return the slots that become free now that all steps with a number below `before` are over."""
         freed = []
         while self._leaving and self._leaving[0][0] < before:
             freed.append(self._leaving.popleft()[1])

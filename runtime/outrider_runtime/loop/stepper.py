@@ -1,11 +1,11 @@
-"""An engine's steps: what its scheduler calls, on the scheduler's thread.
+"""The calls of an engine's scheduler at each step, on the scheduler's thread.
 
-    verify(view)        before a step is scheduled: what its target pass scores of what was proposed
-    draft(view, ...)    when it is scheduled: who proposes at its end
-    news(reports)       whenever the engine tells how drafting went
-    done(step, ...)     the step's output is there; in asynchronous scheduling after `draft` of the next one
+    verify(view)                 before a step is scheduled: choose the proposals that its target pass scores
+    draft(view, ...)             when the step is scheduled: choose the drafters that propose at its end
+    on_draft_reports(reports)    when the engine reports results of drafting
+    on_output(step, ...)         when its output arrives; in asynchronous scheduling after `draft` of the next step
 
-A step is told to the controller as soon as its output and its drafting are known. Shapes: N requests.
+The controller observes a step as soon as its output and its draft report are known. Shapes: N requests.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from outrider_runtime.loop.steps import ChainCounts, DraftingResult, FinishedSte
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """Requests as an engine knows them, in its order. All columns (N,) int64."""
+    """The engine's requests, in its order. All columns (N,) int64."""
 
     names: Sequence[str]
     context: Ints
-    """Tokens whose KV is cached before the step; proposals under verification are counted as accepted."""
+    """Tokens whose KV is cached before the step; proposals under verification count as accepted."""
     known: Ints
-    """Tokens that the host knows: prompt and answer."""
+    """Prompt and output tokens that the host knows."""
     todo: Ints
-    """Tokens that are known or under way, and not computed; 1 in a request that decodes: the last sampled one."""
+    """Tokens known or in flight that are not computed yet; 1 for a decoding request: the last sampled token."""
     emitted: Ints
-    """Of the answer, the tokens that the host knows."""
+    """Output tokens that the host knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What else a decision hangs on; the fields are those of `Batch`."""
+    """The rest of a decision's input; see the fields of the same names in `Batch`."""
 
-    now: float
+    now_s: float
     token_budget: int
     free_kv_tokens: int
     next: Waiting | None = None
@@ -56,53 +56,62 @@ class Room:
 
 
 def room_in_blocks(context: Ints, block_size: int) -> int:
-    """Tokens that still fit into blocks which requests hold. context: (N,), their cached tokens."""
+    """Count the tokens that still fit into the requests' last blocks. context: (N,), their cached tokens."""
     return int((-context % block_size).sum())
 
 
 class Stepper:
     def __init__(
-        self, loop: ControlLoop, *, block_size: int, block_ids: DrafterBlockIds, drafting_is_told: bool,
-        now: float, largest_graph_tokens: int | None = None, after: Stepper | None = None,
+        self, loop: ControlLoop, *, block_size: int, block_ids: DrafterBlockIds, reports_drafting: bool,
+        now_s: float, largest_graph_tokens: int | None = None, predecessor: Stepper | None = None,
     ) -> None:  # fmt: skip
-        """drafting_is_told: sooner or later `news` comes of every step. after: the books before these, which raised;
-        of them the requests' clocks and the steps' numbers go on."""
+        """reports_drafting: whether `on_draft_reports` is called for every step sooner or later.
+
+        predecessor: the failed Stepper that this one replaces; its request clocks and step numbers carry over.
+        """
         slots = loop.settings.slots
-        self.requests: RequestTable = RequestTable(loop.slo, loop.arms, slots, after.requests if after else None)
+        known_requests = predecessor.requests if predecessor else None
+        self.requests: RequestTable = RequestTable(loop.slo, loop.arms, slots, known_requests)
         self.caches = DraftCaches(loop.settings.drafters, slots, block_size, block_ids)
         self._loop = loop
-        self._is_told = drafting_is_told
+        self._reports_drafting = reports_drafting
         self._largest_graph_tokens = largest_graph_tokens
         self._proposals = no_proposals(slots, loop.settings.max_draft_tokens)
         self._purpose = Purpose.FIXED
-        """Of the last draft plan."""
-        self._number: int = after._number if after else 0
+        """Purpose of the last draft plan."""
+        self._number: int = predecessor._number if predecessor else 0
         self._records: dict[int, Record] = {}
-        self._untold: dict[int, Record] = {}
-        """Steps that the controller was told of before the engine told how their drafting went."""
-        self._last_output_at = now
-        if after:
+        self._awaiting_report: dict[int, Record] = {}
+        """Steps that the controller observed before their draft report arrived."""
+        self._last_output_at = now_s
+        if predecessor:
             loop.release(np.arange(slots))
 
     # -- decide -------------------------------------------------------------------------------------------------
 
     def nothing_to_verify(self, requests: int) -> VerifyPlan:
-        """The plan where nothing was proposed to any of so many requests, and nobody is to be held back."""
+        """Return the plan for a step without proposals, in which no request needs to be held back.
+
+        requests: their number.
+        """
         self._loop.nothing_to_verify()
         return VerifyPlan(np.zeros(0, bool), np.zeros(requests, np.int64), self._purpose)
 
     def verify(self, view: View, proposed: Ints | Nodes, room: Room) -> VerifyPlan:
-        """proposed: what the engine holds; of chains (N,), how many proposals of each request."""
+        """Choose the proposals that the step verifies.
+
+        proposed: the engine's pending trees; for chains (N,), the pending tokens of each request.
+        """
         with self._loop.lock:
             slots = self._slots(view.names)
             if not isinstance(proposed, Nodes):
                 self._proposals.cut(slots, proposed)
             forest = self._forest(slots, proposed)
-            if self._loop.places is not None:
-                return self._every_place(forest, proposed)
+            if self._loop.profiled_placeholders is not None:
+                return self._all_placeholders(forest, proposed)
             return self._loop.plan_verify(self._batch_ahead(view, slots, room), forest)
 
-    def _every_place(self, forest: Forest, proposed: Ints | Nodes) -> VerifyPlan:
+    def _all_placeholders(self, forest: Forest, proposed: Ints | Nodes) -> VerifyPlan:
         if isinstance(proposed, Nodes):
             proposed = np.bincount(proposed.request, minlength=forest.asked.shape[1])
         return VerifyPlan(np.ones(len(forest), bool), proposed, Purpose.FIXED)
@@ -110,9 +119,11 @@ class Stepper:
     def draft(
         self, view: View, tokens: Ints, proposed: Ints, room: Room, verify: VerifyPlan, nodes: Nodes | None = None
     ) -> tuple[int, Order]:
-        """The step's number, and what is to be done at its end. tokens: (N,), that the step computes of each request;
-        proposed: (N,), those among them that are proposals. nodes: all that wait for the step, verified by it or not;
-        None: chains."""
+        """Return the step's number, and the drafters' order for its end.
+
+        tokens: (N,), tokens of each request that the step computes. proposed: (N,), proposals among them. nodes: all
+        pending trees, whether the step verifies them or not; None: chains.
+        """
         with self._loop.lock:
             slots = self._slots(view.names)
             known = tokens - proposed
@@ -123,25 +134,25 @@ class Stepper:
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches, self._loop.fed_blocks)
-        self._book(step, batch, order, verify, room.now, nodes, proposed)
+        self._record(step, batch, order, verify, room.now_s, nodes, proposed)
         return self._number, order
 
-    def _book(
+    def _record(
         self,
         step: ScheduledStep,
         batch: Batch,
         order: Order,
         verify: VerifyPlan,
-        now: float,
+        scheduled_at: float,
         nodes: Nodes | None,
-        places: Ints,
+        placeholders: Ints,
     ) -> None:
         self._number += 1
-        waited = self._proposals.of(step.slots)
-        waited.nodes = nodes
+        proposals = self._proposals.of(step.slots)
+        proposals.nodes = nodes
         self._records[self._number] = Record(
-            self._number, now, step, batch, waited, verify.purpose, order.plan, order.runs, order.holes,
-            self._largest_graph_tokens, places,
+            self._number, scheduled_at, step, batch, proposals, verify.purpose, order.plan, order.runs, order.gaps,
+            self._largest_graph_tokens, placeholders,
         )  # fmt: skip
         self._proposals.ask(step.slots, order.plan, self._number)
         self._purpose = order.plan.purpose
@@ -162,7 +173,7 @@ class Stepper:
         return slots
 
     def _batch_ahead(self, view: View, slots: Ints, room: Room) -> Batch:
-        prompt = np.where(view.todo > 1, view.todo, 0)  # one token is the last sampled one: the request decodes
+        prompt = np.where(view.todo > 1, view.todo, 0)  # 1: the last sampled token of a decoding request
         chunk = np.minimum(prompt, room.token_budget)
         missing = np.zeros((len(self._loop.settings.drafters), len(slots)), np.int64)
         return self._batch(view, slots, chunk, prompt - chunk, missing, room)
@@ -172,49 +183,53 @@ class Stepper:
         return Batch(
             slot=slots, slo_class=requests.classes(slots), context=view.context, prompt=prompt,
             prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
-            elapsed_s=requests.elapsed_s(slots, room.now), missing=missing,
-            now=room.now, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
+            elapsed_s=requests.elapsed_s(slots, room.now_s), missing=missing,
+            now=room.now_s, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
             waiting=room.waiting, patience_used=room.patience_used, arm=requests.arms(slots),
         )  # fmt: skip
 
     # -- observe ------------------------------------------------------------------------------------------------
 
-    def news(self, reports: Iterable[DraftingResult]) -> None:
-        """Before the engine forgets requests that end now, and before `done` of the step that verified them."""
+    def on_draft_reports(self, reports: Iterable[DraftingResult]) -> None:
+        """Take the engine's reports on drafting.
+
+        Call it before the engine forgets requests that end now, and before `on_output` of the step that verified the
+        proposals.
+        """
         for report in reports:
-            record = self._records.get(report.step) or self._untold.pop(report.step, None)
+            record = self._records.get(report.step) or self._awaiting_report.pop(report.step, None)
             if record is None:
                 continue
-            record.drafted = report
+            record.draft_report = report
             self._note_proposals(record, report)
             self._note_misses(record, report)
             for number, reason in report.failures.items():
                 self._loop.drafter_failed(self._loop.settings.drafters[number].name, reason)
-            if report.step in self._records and record.finished is not None:
-                self._tell(record)
+            if report.step in self._records and record.result is not None:
+                self._observe(record)
 
-    def done(
-        self, number: int, *, now: float, target_s: float, tokens: int, verdicts: NodeVerdicts | ChainCounts
+    def on_output(
+        self, number: int, *, output_at: float, target_s: float, tokens: int, verdicts: NodeVerdicts | ChainCounts
     ) -> None:
-        """The output of step `number` is there. target_s: the device's time, NaN where nobody measured it."""
+        """Take the output of step `number`. target_s: seconds of the target pass on the device; NaN: not measured."""
         record = self._records.get(number)
         if record is None:
             return
-        step_s = now - max(self._last_output_at, record.scheduled_at)
-        self._last_output_at = now
-        record.finished = TargetResult(now, step_s, target_s, tokens, verdicts)
-        if record.drafted is not None or not self._is_told:
-            self._tell(record)
-        elif number == self._number:  # nothing runs after it: who knows when its drafting is told of
-            self._tell(record)
-            self._untold[number] = record
+        step_s = output_at - max(self._last_output_at, record.scheduled_at)
+        self._last_output_at = output_at
+        record.result = TargetResult(output_at, step_s, target_s, tokens, verdicts)
+        if record.draft_report is not None or not self._reports_drafting:
+            self._observe(record)
+        elif number == self._number:  # no later step runs, so its draft report may take arbitrarily long
+            self._observe(record)
+            self._awaiting_report[number] = record
 
-    def _tell(self, record: Record) -> None:
+    def _observe(self, record: Record) -> None:
         del self._records[record.number]
-        self._loop.observe(FinishedStep(record.outcome(), record.ran()))
-        if record.drafted is not None and record.drafted.catch_up_s:
-            took_s = record.drafted.catch_up_s
-            tokens = sum(hole.end - hole.start for hole in record.holes if hole.drafter in took_s)
+        self._loop.observe(FinishedStep(record.outcome(), record.executed()))
+        if record.draft_report is not None and record.draft_report.catch_up_s:
+            took_s = record.draft_report.catch_up_s
+            tokens = sum(gap.end - gap.start for gap in record.gaps if gap.drafter in took_s)
             self._loop.caught_up(tokens, sum(took_s.values()))
         self._free_slots()
 
@@ -222,39 +237,39 @@ class Stepper:
         if not record.plan.draft_tokens or report.proposed is None or report.proposer is None:
             return
         lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
-        said = None if report.confidence is None else confidences(report.confidence)
-        later = [one.waited for one in self._records.values() if one.number > record.number]
+        confidence = None if report.confidence is None else confidences(report.confidence)
+        later = [step.proposals for step in self._records.values() if step.number > record.number]
         for proposals in (self._proposals, *later):
-            proposals.came_back(record.number, record.step.slots, lengths, drafters, said)
+            proposals.record(record.number, record.step.slots, lengths, drafters, confidence)
 
     def _note_misses(self, record: Record, report: DraftingResult) -> None:
-        """Drafters were to run, and did not."""
+        """Take back the coverage of drafters that did not run as planned."""
         failed = np.flatnonzero(record.runs & np.isnan(report.seconds))
-        step = self._still_there(record.step) if len(failed) else record.step
+        step = self._remaining(record.step) if len(failed) else record.step
         for number in failed:
             self.caches.missed(int(number), step)
-        open_still = [hole for hole in record.holes if hole.drafter not in report.catch_up_s]
-        self.caches.left_open([gap for gap in open_still if self._is_there(record.step, gap.request)], record.step)
+        unfilled = [gap for gap in record.gaps if gap.drafter not in report.catch_up_s]
+        self.caches.not_filled([gap for gap in unfilled if self._remains(record.step, gap.request)], record.step)
 
-    def _still_there(self, step: ScheduledStep) -> ScheduledStep:
-        """The step's requests that have not left since."""
-        there = [row for row in range(len(step.names)) if self._is_there(step, row)]
-        return step_rows(step, np.array(there, np.int64))
+    def _remaining(self, step: ScheduledStep) -> ScheduledStep:
+        """Select the step's requests that still run."""
+        rows = [row for row in range(len(step.names)) if self._remains(step, row)]
+        return step_rows(step, np.array(rows, np.int64))
 
-    def _is_there(self, step: ScheduledStep, row: int) -> bool:
-        """Whether the slot of this row is still the same request's."""
+    def _remains(self, step: ScheduledStep, row: int) -> bool:
+        """Return whether the slot of this row still belongs to the same request."""
         return self.requests.slots.get(step.names[row]) == int(step.slots[row])
 
     # -- requests go --------------------------------------------------------------------------------------------
 
     def kv_lost(self, drafter: int, name: str) -> None:
-        """The request's KV in this drafter's own cache is gone."""
+        """Note that the request's KV in this drafter's own cache is gone."""
         slot = self.requests.slots.get(name)
         if slot is not None:
             self.caches.lost(drafter, name, slot)
 
     def leaves(self, name: str) -> None:
-        """The request has ended, or was preempted: nothing is cached any more."""
+        """Drop a request that ended or was preempted, with all that is cached for it."""
         slot = self.requests.slots.get(name)
         if slot is None:
             return

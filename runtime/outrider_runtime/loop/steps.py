@@ -1,4 +1,4 @@
-"""One engine step, from its plans to the outcome that the controller learns from. Shapes: D drafters, N requests."""
+"""One engine step, from its plans to the outcome that the controller observes. Shapes: D drafters, N requests."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from outrider_runtime.loop.pending_proposals import PendingProposals
 
 
 class DraftingResult(Protocol):
-    """What an engine tells of the drafting at the end of a step, requests in the step's order."""
+    """An engine's report on the drafting at the end of a step, with requests in the step's order."""
 
     step: int
     seconds: NDArray[np.float64]
-    """(D,): the device's time; NaN where a drafter did not run to its end."""
+    """(D,): seconds of each drafter on the device; NaN if it did not run to its end."""
     catch_up_s: dict[int, float]
-    """Drafter -> what closing its holes took, which `seconds` does not hold; absent: none are closed."""
+    """Seconds of filling KV gaps, by drafter, not included in `seconds`; absent: no gap was filled."""
     failures: dict[int, str]
-    """Drafter -> why it failed, in a sentence."""
+    """Reason of the failure in a sentence, by drafter."""
 
     @property
     def proposed(self) -> NDArray[np.int8] | None:
-        """(N,): real proposals of each request; None where the engine hands over its trees themselves."""
+        """(N,): tokens proposed for each request; None if the engine supplies its trees."""
 
     @property
     def proposer(self) -> NDArray[np.int8] | None:
-        """(N,): whose they are; NOBODY where there are none."""
+        """(N,): the drafter that proposed them; `NOBODY` without a proposal."""
 
     @property
     def confidence(self) -> NDArray[np.int8] | None:
-        """(N, K): how sure the drafter is of each token, see `confidences`; None where the engine reports none."""
+        """(N, K): the drafter's confidence in each token, see `confidences`; None if the engine reports none."""
 
 
 class NodeVerdicts(NamedTuple):
-    """What became of a step's nodes; (M,) each, as `Outcome` has them."""
+    """Results of a step's nodes; (M,) each, see the fields of the same names in `Outcome`."""
 
     verified: Bools
     accepted: Bools
@@ -52,17 +52,17 @@ class NodeVerdicts(NamedTuple):
 
 
 class ChainCounts(NamedTuple):
-    """What became of chains: as many of each request's tokens hold its nodes' verdicts."""
+    """Results of chains, as token counts by request."""
 
     sampled: Mapping[str, int]
-    """Request -> tokens that it got, bonus token included."""
+    """Tokens that the request got, bonus token included."""
     scored: Mapping[str, int]
-    """Request -> placeholders that the target scored."""
+    """Placeholders of the request that the target scored."""
     trimmed: Mapping[str, int] | None = None
-    """Request -> placeholders that were scheduled and that the device left out of the step; None: none."""
+    """Scheduled placeholders that the device left out of the step; None: no placeholder of any request."""
 
     def of(self, names: Sequence[str], forest: Forest) -> NodeVerdicts:
-        """names: of the forest's requests."""
+        """Convert to verdicts of nodes. names: the forest's requests."""
         if not self.scored:
             nothing = np.zeros(len(forest), bool)
             return NodeVerdicts(nothing, nothing, nothing)
@@ -74,9 +74,9 @@ class ChainCounts(NamedTuple):
 
 
 class TargetResult(NamedTuple):
-    """What came of the target's pass."""
+    """Times and output of the target's pass."""
 
-    now: float
+    output_at: float
     step_s: float
     target_s: float
     tokens: int
@@ -85,78 +85,80 @@ class TargetResult(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A step that was scheduled and that the controller was not told of yet."""
+    """A scheduled step that the controller has not observed yet."""
 
     number: int
     scheduled_at: float
     step: ScheduledStep
     batch: Batch
-    waited: PendingProposals
-    """(N,): what was proposed for it."""
+    proposals: PendingProposals
+    """(N,): proposals that waited for the step."""
     verify_purpose: Purpose
     plan: DraftPlan
-    """Of what is proposed at its end, as it is carried out."""
+    """Plan for the end of the step, as it is carried out."""
     runs: Bools
-    holes: tuple[KVGap, ...]
+    gaps: tuple[KVGap, ...]
     largest_graph_tokens: int | None
-    places: Ints
+    placeholders: Ints
     """(N,): tokens of each request in the scheduled step that are proposals, or placeholders for them."""
-    finished: TargetResult | None = None
-    drafted: DraftingResult | None = None
+    result: TargetResult | None = None
+    draft_report: DraftingResult | None = None
 
     def outcome(self) -> Outcome:
-        """Of a step that is finished. Without a report on its drafters, whose time is in the step's, nothing is to be
-        learned from its time."""
-        assert self.finished is not None
-        now, step_s, target_s, tokens, verdicts = self.finished
-        step = self.ran()
+        """Return the outcome of a finished step.
+
+        Its time is NaN if drafters ran and did not report: the step's time contains theirs.
+        """
+        assert self.result is not None
+        output_at, step_s, target_s, tokens, verdicts = self.result
+        step = self.executed()
         plan = replace(self.plan, feed=np.maximum(0, self.plan.feed - (self.step.tokens - step.tokens)))
-        if self.drafted is None and self.runs.any():
+        if self.draft_report is None and self.runs.any():
             step_s = target_s = math.nan
-        forest = self.waited.forest(len(self.runs))
+        forest = self.proposals.forest(len(self.runs))
         if isinstance(verdicts, ChainCounts):
             verdicts = verdicts.of(self.step.names, forest)
         return Outcome(
-            now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
+            now=output_at, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
             mode=execution_mode(step, self.largest_graph_tokens), batch=self.batch, draft_plan=plan,
             verify_purpose=self.verify_purpose, forest=forest,
             verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried,
-            places=self.places - (self.step.tokens - step.tokens),
+            places=self.placeholders - (self.step.tokens - step.tokens),
         )  # fmt: skip
 
-    def ran(self) -> ScheduledStep:
-        """The step without the placeholders that the device left out; known when it is finished."""
-        verdicts = None if self.finished is None else self.finished.verdicts
+    def executed(self) -> ScheduledStep:
+        """Return the step without the placeholders that the device left out; known when it is finished."""
+        verdicts = None if self.result is None else self.result.verdicts
         if not isinstance(verdicts, ChainCounts) or not verdicts.trimmed:
             return self.step
         trimmed = np.array([verdicts.trimmed.get(name, 0) for name in self.step.names], np.int64)
         return self.step._replace(tokens=self.step.tokens - trimmed)
 
     def _draft_s(self) -> Floats:
-        """(D,): each drafter's own time, with what closing its holes took."""
-        if self.drafted is None:
+        """(D,): seconds of each drafter, filling of KV gaps included."""
+        if self.draft_report is None:
             return np.full(len(self.runs), math.nan)
-        caught_up_s = [self.drafted.catch_up_s.get(drafter, 0.0) for drafter in range(len(self.runs))]
-        return self.drafted.seconds + caught_up_s
+        caught_up_s = [self.draft_report.catch_up_s.get(drafter, 0.0) for drafter in range(len(self.runs))]
+        return self.draft_report.seconds + caught_up_s
 
 
 class FinishedStep(NamedTuple):
-    """A finished step as listeners get it (the profiler measures through this)."""
+    """A finished step, as `ControlLoop.listeners` get it; the profiler measures with it."""
 
     outcome: Outcome
     step: ScheduledStep
 
     @property
     def shape(self) -> Shape:
-        """What the target's pass really processed, places without a proposal included."""
+        """The tokens that the target's pass really processed, placeholders without a proposal included."""
         context, tokens = self.step.context, self.step.tokens
         query = float((context * tokens).sum()) / 1000
         return Shape(float(context.sum()), float(tokens.sum()), len(tokens), query, float(self.step.prompt.sum()))
 
 
 def execution_mode(step: ScheduledStep, largest_graph_tokens: int | None) -> ExecutionMode:
-    """Which set of coefficients a step belongs to."""
+    """Return the mode of a step, which selects the coefficients of its cost."""
     if largest_graph_tokens is not None and int(step.tokens.sum()) > largest_graph_tokens:
         return ExecutionMode.BEYOND_GRAPH
-    even = not step.prompt.any() and len(step.tokens) > 0 and bool((step.tokens == step.tokens[0]).all())
-    return ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED
+    uniform = not step.prompt.any() and len(step.tokens) > 0 and bool((step.tokens == step.tokens[0]).all())
+    return ExecutionMode.UNIFORM if uniform else ExecutionMode.RAGGED

@@ -1,4 +1,4 @@
-"""The last decisions for a human, each with what it weighed."""
+"""The last decisions as sentences, each with the costs and gains that it weighed (`/outrider/why`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.arm_counts import ARM_NAMES, arms_in_words
 from outrider_runtime.loop.control_loop import ControlLoop
 
-KEPT = 40
-LEAST_TOLD_S = 0.5e-6
-"""Steps of the sizes that were seen take equally long where nothing else is known."""
+MAX_LINES = 40
+MIN_REPORTED_COST_S = 0.5e-6
+"""Smaller token costs are not printed: without more data, steps of all sizes seen so far seem equally long."""
 BECAUSE = {
     Purpose.CHOICE: "",
     Purpose.PROBE: " to measure plain decoding",
@@ -27,52 +27,49 @@ BECAUSE = {
 
 
 class Decisions:
-    """One of each report's, not of each step's."""
+    """The last decisions: one for each report of the reporter, not for each step."""
 
     def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
-        self._lines: deque[str] = deque(maxlen=KEPT)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
-    def text(self, now: float) -> str:
-        """Lines, the oldest first; the last decision before `now`, in Unix seconds, is added to them."""
-        made = self._loop.last_decision()
-        if made is not None:
-            at = datetime.fromtimestamp(now, UTC).strftime("%H:%M:%S.%f")[:-4]
-            self._lines.append(f"{at} {decision_sentence(list(self._loop.numbers), *made)}")
+    def text(self, now_s: float) -> str:
+        """Return the lines, the oldest first, after adding the last decision. now_s: Unix seconds."""
+        decision = self._loop.last_decision()
+        if decision is not None:
+            time = datetime.fromtimestamp(now_s, UTC).strftime("%H:%M:%S.%f")[:-4]
+            self._lines.append(f"{time} {decision_sentence(list(self._loop.numbers), *decision)}")
         return "".join(f"{line}\n" for line in self._lines)
 
 
 def decision_sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weighed: Weighed | None) -> str:
-    """names: of the drafters."""
+    """Describe a decision. names: the drafters, by number."""
     requests = "1 request" if len(batch) == 1 else f"{len(batch)} requests"
     if batch.arm is None:
-        said = f"{requests}: {_what(names, plan)}{BECAUSE[plan.purpose]}"
+        sentence = f"{requests}: {_proposed(names, plan.passes, plan.asked)}{BECAUSE[plan.purpose]}"
     else:
-        said = f"{requests} ({arms_in_words(batch.arm)}): {_by_arm(names, batch.arm, plan)}"
-    return said if weighed is None or not names else f"{said}; {_weighed(names, weighed)}"
+        sentence = f"{requests} ({arms_in_words(batch.arm)}): {_by_arm(names, batch.arm, plan)}"
+    return sentence if weighed is None or not names else f"{sentence}; {_weighed(names, weighed)}"
 
 
 def _by_arm(names: Sequence[str], arms: Ints, plan: DraftPlan) -> str:
-    """What each arm's requests are proposed. arms: (N,), as `Batch.arm`."""
-    made = [
-        f"{ARM_NAMES[of.arm]}: {_proposed(names, of.passes, plan.asked[:, arms == of.arm])}{BECAUSE[of.purpose]}"
-        for of in plan.arms
+    """Describe the plan of each arm. arms: (N,), as `Batch.arm`."""
+    parts = [
+        f"{ARM_NAMES[part.arm]}: {_proposed(names, part.passes, plan.asked[:, arms == part.arm])}"
+        f"{BECAUSE[part.purpose]}"
+        for part in plan.arms
     ]
-    return "; ".join(made) or "k = 0"
-
-
-def _what(names: Sequence[str], plan: DraftPlan) -> str:
-    return _proposed(names, plan.passes, plan.asked)
+    return "; ".join(parts) or "k = 0"
 
 
 def _proposed(names: Sequence[str], passes: Ints, order: Ints) -> str:
-    """passes: (D,). order: (R, N), as `DraftPlan.asked`."""
-    made = [
+    """Describe the proposals. passes: (D,). order: (R, N), as `DraftPlan.asked`."""
+    parts = [
         f"k = {passes[number]} from {name} for {count}"
         for number, name in enumerate(names)
         if (count := int(np.count_nonzero((order == number).any(axis=0))))
     ]
-    return ", ".join(made) or "k = 0"
+    return ", ".join(parts) or "k = 0"
 
 
 def _weighed(names: Sequence[str], weighed: Weighed) -> str:
@@ -85,6 +82,6 @@ def _weighed(names: Sequence[str], weighed: Weighed) -> str:
 
 
 def _price(weighed: Weighed) -> str:
-    if weighed.token_s < LEAST_TOLD_S:
+    if weighed.token_s < MIN_REPORTED_COST_S:
         return "too little to tell from the steps so far, at"
     return f"{1e6 * weighed.token_s:.0f} us, or {weighed.token_s * weighed.rate:.2f} tokens at"

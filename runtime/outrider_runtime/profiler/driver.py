@@ -67,7 +67,7 @@ class Driver:
     def visit(self, order: VisitOrder) -> Visit:
         """Measure one shape. The requests stay in the batch, so that the next shape needs fewer new ones."""
         self._loop.pin(order.point.verify if order.drafter else 0, order.drafter, order.point.width)
-        self._loop.places = order.point.verify
+        self._loop.profiled_placeholders = order.point.verify
         self._arrange(order.point, order.drafter)
         self._engine.step()  # its proposals have the draft length that the next step verifies
         for _ in range(order.settle + self._engine.report_delay_steps):

@@ -122,7 +122,7 @@ def _run(
     clock: StepClock, report: DraftOutcome,
 ) -> list[Tree]:  # fmt: skip
     """Close the drafter's KV gaps, let it propose, and note both times in `report`."""
-    gaps = [(requests[gap.request], gap) for gap in order.holes if gap.drafter == number]
+    gaps = [(requests[gap.request], gap) for gap in order.gaps if gap.drafter == number]
     began = clock.mark()
     if gaps:
         drafter.catch_up(gaps)

@@ -36,7 +36,7 @@ class Planner:
         self._longest = longest
         self._stepper = Stepper(
             loop, block_size=NO_PREFIX_CACHE_BLOCK, block_ids=lambda _drafter, _name, _first, _last: [],
-            drafting_is_told=True, now=now_s,
+            reports_drafting=True, now_s=now_s,
         )  # fmt: skip
         self._requests = self._stepper.requests
         self._step_began_at = now_s
@@ -96,9 +96,9 @@ class Planner:
         self, report: DraftOutcome, delivered: Sequence[Delivery], target_s: float, judged: NodeVerdicts, now_s: float
     ) -> None:
         """Report a step to the control loop. Call it before complete requests are forgotten."""
-        self._stepper.news([report])
+        self._stepper.on_draft_reports([report])
         tokens = self._requests.deliver(delivered, now_s)
-        self._stepper.done(report.step, now=now_s, target_s=target_s, tokens=tokens, verdicts=judged)
+        self._stepper.on_output(report.step, output_at=now_s, target_s=target_s, tokens=tokens, verdicts=judged)
 
     # -- inputs of decisions ------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Planner:
         scheduler = self._scheduler
         limits = scheduler.limits
         return Room(
-            now=self._step_began_at, token_budget=limits.tokens, free_kv_tokens=self._free_kv_tokens(requests),
+            now_s=self._step_began_at, token_budget=limits.tokens, free_kv_tokens=self._free_kv_tokens(requests),
             next=waiting, waiting=min(len(scheduler.waiting), limits.requests - len(scheduler.running)),
             patience_used=used,
         )  # fmt: skip

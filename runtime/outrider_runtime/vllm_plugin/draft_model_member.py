@@ -60,7 +60,7 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         seq_lens_cpu_upper_bound: torch.Tensor, step: int, *, slot_mappings: torch.Tensor | None = None,
         **more: Any,
     ) -> Any:  # fmt: skip
-        """Of every pass: the first one, those after it, and those over holes."""
+        """Of every pass: the first one, those after it, and those over gaps."""
         if self._short is None:
             return super()._build_attn_metadata(
                 num_reqs, batch_desc, query_start_loc_np, seq_lens_cpu_upper_bound, step,
@@ -85,19 +85,19 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
             self.num_speculative_steps = self._most_tokens
 
     @torch.inference_mode()
-    def close_holes(self, holes: Sequence[KVGap], input_batch: Any) -> None:
-        """Write the draft's KV of `holes`; `request` is the row of the batch."""
-        slots = input_batch.idx_mapping_np[[hole.request for hole in holes]]
-        starts = np.array([hole.start for hole in holes], dtype=np.int64)
-        lengths = np.array([hole.end for hole in holes], dtype=np.int64) - starts
-        ends_np = np.concatenate(([0], lengths.cumsum())).astype(np.int32)  # (holes + 1,)
+    def fill_gaps(self, gaps: Sequence[KVGap], input_batch: Any) -> None:
+        """Write the draft's KV of `gaps`; `request` is the row of the batch."""
+        slots = input_batch.idx_mapping_np[[gap.request for gap in gaps]]
+        starts = np.array([gap.start for gap in gaps], dtype=np.int64)
+        lengths = np.array([gap.end for gap in gaps], dtype=np.int64) - starts
+        ends_np = np.concatenate(([0], lengths.cumsum())).astype(np.int32)  # (gaps + 1,)
         rows = self._there(slots.astype(np.int64))
         positions = self._there(np.repeat(starts - ends_np[:-1], lengths) + np.arange(ends_np[-1]))
         tokens = self._req_states.all_token_ids.gpu[self._there(np.repeat(slots, lengths).astype(np.int64)), positions]
         buffers = self.input_buffers
-        buffers.query_start_loc[: len(holes) + 1] = self._there(ends_np)
-        buffers.seq_lens[: len(holes)] = self._there((starts + lengths).astype(np.int32))
-        self.block_tables.gather_block_tables(rows, num_reqs_padded=len(holes))
+        buffers.query_start_loc[: len(gaps) + 1] = self._there(ends_np)
+        buffers.seq_lens[: len(gaps)] = self._there((starts + lengths).astype(np.int32))
+        self.block_tables.gather_block_tables(rows, num_reqs_padded=len(gaps))
         try:
             self._run_over(tokens, positions, rows, ends_np, torch.from_numpy(starts + lengths).int())
         finally:  # the step's own tables, which the members' metadata points into
@@ -109,14 +109,14 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, starts: np.ndarray[Any, Any],
         seq_lens: torch.Tensor,
     ) -> None:  # fmt: skip
-        """tokens, positions: (tokens,); rows, seq_lens: (holes,); starts: (holes + 1,), of each hole's tokens."""
-        count, holes = len(tokens), len(rows)
+        """tokens, positions: (tokens,); rows, seq_lens: (gaps,); starts: (gaps + 1,), of each gap's tokens."""
+        count, gaps = len(tokens), len(rows)
         slot_mappings = self.block_tables.compute_slot_mappings(
-            rows, self.input_buffers.query_start_loc[: holes + 1], positions, count, out=self.expanded_slot_mappings
+            rows, self.input_buffers.query_start_loc[: gaps + 1], positions, count, out=self.expanded_slot_mappings
         )
         metadata = self._build_attn_metadata(
-            num_reqs=holes,
-            batch_desc=BatchExecutionDescriptor(cg_mode=CUDAGraphMode.NONE, num_tokens=count, num_reqs=holes),
+            num_reqs=gaps,
+            batch_desc=BatchExecutionDescriptor(cg_mode=CUDAGraphMode.NONE, num_tokens=count, num_reqs=gaps),
             query_start_loc_np=starts,
             seq_lens_cpu_upper_bound=seq_lens,
             step=0,

@@ -50,9 +50,9 @@ class DraftingStep:
         """Rows of the batch that may get `drafter`'s proposals."""
         return np.flatnonzero((self.chosen == drafter) | (self.second == drafter))
 
-    def holes(self, drafter: int) -> list[KVGap]:
+    def gaps(self, drafter: int) -> list[KVGap]:
         """Those that `drafter` is to close; `request` is the row of the batch."""
-        return [hole._replace(request=self._rows.index(hole.request)) for hole in self.order.holes_of(drafter)]
+        return [gap._replace(request=self._rows.index(gap.request)) for gap in self.order.gaps_of(drafter)]
 
     def run(self, drafter: int, propose: Callable[[], T]) -> T | None:
         """Time a member; None when it raised. Raises RanksDisagreeError when it did so on some ranks only."""
@@ -61,9 +61,9 @@ class DraftingStep:
             self._spans[drafter] = span
         return made
 
-    def catch_up(self, drafter: int, close_holes: Callable[[], object]) -> bool:
-        """Time the pass that closes holes; False when it raised. Raises as `run` does."""
-        _, span = self._guarded(drafter, close_holes)
+    def catch_up(self, drafter: int, fill_gaps: Callable[[], object]) -> bool:
+        """Time the pass that closes gaps; False when it raised. Raises as `run` does."""
+        _, span = self._guarded(drafter, fill_gaps)
         if span is not None:
             self._catch_ups[drafter] = span
         return span is not None

@@ -58,15 +58,15 @@ class DraftOrder(NamedTuple):
     second: Numbers
     """(requests,): whose it gets where its own drafter finds nothing."""
     step: int = 0
-    holes: tuple[KVGap, ...] = ()
+    gaps: tuple[KVGap, ...] = ()
     """What draft models run over before they propose."""
     verify: VerifyOrder | None = None
     """The order for this step's own placeholders; None: all of them are verified."""
     calibration: Calibration | None = None
     """What the drafters' confidences mean; None: nothing is known of it."""
 
-    def holes_of(self, drafter: int) -> list[KVGap]:
-        return [hole for hole in self.holes if hole.drafter == drafter]
+    def gaps_of(self, drafter: int) -> list[KVGap]:
+        return [gap for gap in self.gaps if gap.drafter == drafter]
 
 
 def idle_order(drafters: int, requests: int) -> DraftOrder:
@@ -104,7 +104,7 @@ def draft_order(step: int, order: Order) -> DraftOrder:
     ranks = np.full((2, plan.asked.shape[1]), NOBODY, dtype=np.int8)
     ranks[: len(plan.asked)] = plan.asked[:2]
     passes = np.where(order.runs, plan.passes, IDLE).astype(np.int8)
-    return DraftOrder(plan.draft_tokens, passes, ranks[0], ranks[1], step, order.holes)
+    return DraftOrder(plan.draft_tokens, passes, ranks[0], ranks[1], step, order.gaps)
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class DraftReport:
     proposer: Numbers
     """(requests,): whose they are."""
     catch_up_s: dict[int, float] = field(default_factory=dict)
-    """Drafter -> what closing its holes of the order took, which `seconds` does not hold; absent: none are closed."""
+    """Drafter -> what closing its gaps of the order took, which `seconds` does not hold; absent: none are closed."""
     failures: dict[int, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
     confidence: Numbers | None = None

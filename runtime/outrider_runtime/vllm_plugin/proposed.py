@@ -9,7 +9,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.loop.confidences import MOST_QUANTA, QUANTA, UNKNOWN, Calibration
+from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNOWN, Calibration
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 
 FILLER = 0
@@ -69,7 +69,7 @@ def give_each_its_own(tokens: torch.Tensor, found: Mapping[int, Proposed], step:
             lengths.copy_(torch.where(here, counts, lengths))
             proposers.masked_fill_(here, number)
             if said is not None:
-                quanta = (said * QUANTA).round().clamp(-MOST_QUANTA, MOST_QUANTA).to(torch.int8)
+                quanta = (said * QUANTA_PER_UNIT).round().clamp(-MAX_QUANTA, MAX_QUANTA).to(torch.int8)
                 confidence[:, :width] = torch.where(places, quanta, confidence[:, :width])
     return made
 
@@ -83,6 +83,6 @@ def acceptance(made: torch.Tensor, calibration: Calibration | None) -> torch.Ten
         return real_ones * 0.5
     slopes = async_tensor_h2d(calibration.slopes, device=made.device)[proposers]
     intercepts = async_tensor_h2d(calibration.intercepts, device=made.device)[proposers]
-    said = torch.where(confidence == UNKNOWN, 0, confidence) / QUANTA
+    said = torch.where(confidence == UNKNOWN, 0, confidence) / QUANTA_PER_UNIT
     chances = torch.sigmoid(slopes[:, None] * said + intercepts).clamp(min=LEAST_CHANCE)
     return torch.where(real_ones, chances, 0.0)

@@ -119,9 +119,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def _new_books(self, after: Stepper | None = None) -> Stepper:
         return Stepper(
-            self.outrider, block_size=self.block_size, block_ids=self._block_ids, now=time.monotonic(),
-            drafting_is_told=self.vllm_config.speculative_config is not None,
-            largest_graph_tokens=self._largest_graph, after=after,
+            self.outrider, block_size=self.block_size, block_ids=self._block_ids, now_s=time.monotonic(),
+            reports_drafting=self.vllm_config.speculative_config is not None,
+            largest_graph_tokens=self._largest_graph, predecessor=after,
         )  # fmt: skip
 
     @contextmanager
@@ -213,8 +213,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 verify=verify_order(self._verify_plan, self._planned, seen.names, verified),
                 calibration=self.outrider.calibration,
             )
-            if self.outrider.places is not None:  # the worker fills those that nobody proposes for
-                order = order._replace(draft_tokens=self.outrider.places)
+            if self.outrider.profiled_placeholders is not None:  # the worker fills those that nobody proposes for
+                order = order._replace(draft_tokens=self.outrider.profiled_placeholders)
         attach(scheduler_output, order)
         scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
 
@@ -226,7 +226,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
         came: ChainCounts | None = None
         with self._books() as books:
-            books.news(report.drafts if report is not None else ())
+            books.on_draft_reports(report.drafts if report is not None else ())
             # Before vLLM trims the lists of requests that stop.
             ran = verified_counts(scheduler_output, report)
             scored, trimmed = scored_counts(scheduler_output, ran), trimmed_counts(scheduler_output, ran)
@@ -237,7 +237,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             tokens = books.requests.deliver(deliveries(outputs), now)
             if order is not None and came is not None:
                 target_s = report.target_s if report is not None else math.nan
-                books.done(order.step, now=now, target_s=target_s, tokens=tokens, verdicts=came)
+                books.on_output(order.step, output_at=now, target_s=target_s, tokens=tokens, verdicts=came)
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs
@@ -302,7 +302,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def _room(self, seen: View, waiting: Waiting | None = None, patience_used: float = 0.0) -> Room:
         free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return Room(
-            now=self._scheduled_at,
+            now_s=self._scheduled_at,
             token_budget=self._token_budget,
             free_kv_tokens=free_blocks * self.block_size + room_in_blocks(seen.context, self.block_size),
             next=waiting,

@@ -297,8 +297,8 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         """By member."""
         found, moved = {}, False
         for number, member in self._members.items():
-            holes, passes = step.holes(number), int(step.order.passes[number])
-            if holes and not step.catch_up(number, partial(member.close_holes, holes, input_batch)):
+            gaps, passes = step.gaps(number), int(step.order.passes[number])
+            if gaps and not step.catch_up(number, partial(member.fill_gaps, gaps, input_batch)):
                 continue
             if passes == IDLE:
                 continue

@@ -23,5 +23,5 @@ def stepper(loop: ControlLoop, *, told: bool = True, now: float = 0.0, block_ids
     """told: the engine tells how drafting went."""
     ids: BlockIds = block_ids or (lambda _name, _first, _last: [])
     return Stepper(
-        loop, block_size=BLOCK, block_ids=lambda _drafter, *blocks: ids(*blocks), drafting_is_told=told, now=now
+        loop, block_size=BLOCK, block_ids=lambda _drafter, *blocks: ids(*blocks), reports_drafting=told, now_s=now
     )

@@ -1,4 +1,4 @@
-"""The books of which tokens the neural draft has seen: proposals over a hole in its KV would be junk."""
+"""The books of which tokens the neural draft has seen: proposals over a gap in its KV would be junk."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_skipped_step_leaves_a_hole_that_grows() -> None:
     books.ran("a", 0, 6, neural=True)
     books.ran("a", 6, 1, neural=False)
     books.ran("a", 7, 1, neural=True)
-    assert books.seen("a", 8) == 6, "what the draft wrote behind the hole is junk"
+    assert books.seen("a", 8) == 6, "what the draft wrote behind the gap is junk"
 
 
 def test_a_hole_that_is_closed_in_chunks_makes_the_request_ready() -> None:
@@ -92,7 +92,7 @@ def test_a_hole_that_is_closed_in_chunks_makes_the_request_ready() -> None:
 
 
 def test_blocks_closed_by_a_catch_up_serve_later_requests() -> None:
-    """The prefix cache hands them on; the block that was only begun when the hole was closed, too."""
+    """The prefix cache hands them on; the block that was only begun when the gap was closed, too."""
     books = coverage(a=[0, 1, 2], b=[0, 1, 2])
     books.ran("a", 0, 10, neural=False)
     books.caught_up("a", 0, 10, context=10)
@@ -131,7 +131,7 @@ def test_a_catch_up_that_failed_leaves_the_hole_as_it_was() -> None:
 
 
 def test_a_hole_begins_where_tokens_were_certain() -> None:
-    """Bug: asynchronous scheduling counts proposals under verification as accepted; the hole would be taken to begin
+    """Bug: asynchronous scheduling counts proposals under verification as accepted; the gap would be taken to begin
     after tokens that were then rejected, and a catch-up would leave the first of it open."""
     books = coverage(a=[0, 1, 2, 3])
     books.ran("a", 0, 5, neural=True)
@@ -208,8 +208,8 @@ def test_books_agree_with_a_draft_that_writes_token_by_token(steps: list[tuple[i
     books, written = coverage(a=blocks, b=blocks), 0  # tokens from the start that the draft's KV is right for
     start = 0
     for length, neural, chunk in steps:
-        hole = start - books.seen("a", start)
-        if chunk and hole:
+        gap = start - books.seen("a", start)
+        if chunk and gap:
             end = min(start, written + chunk)
             books.caught_up("a", written, end, context=start)
             written = end

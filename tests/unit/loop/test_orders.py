@@ -22,17 +22,17 @@ NO_BLOCKS = np.zeros(3, bool)
 
 
 def carried_out(
-    passes: list[int], asked: Any, *, feed: Any = None, holes: tuple[int, ...] = (0, 0), budget: int = 8192,
+    passes: list[int], asked: Any, *, feed: Any = None, gaps: tuple[int, ...] = (0, 0), budget: int = 8192,
     unsure: tuple[int, ...] = (0, 0),
 ) -> tuple[Order, Batch]:  # fmt: skip
-    """Two requests of 100 tokens that decode; the draft model has not seen the last `holes` of them."""
+    """Two requests of 100 tokens that decode; the draft model has not seen the last `gaps` of them."""
     caches = DraftCaches(POOL, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
     names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
-    context, hole = np.full(2, 100), np.array(holes)
-    seen = context - hole
+    context, gap = np.full(2, 100), np.array(gaps)
+    seen = context - gap
     read = ScheduledStep(names, slots, np.zeros(2, np.int64), np.zeros(2, np.int64), seen, seen)
     caches.ran(read, np.array([False, True, True]))
-    caches.ran(ScheduledStep(names, slots, seen, seen, 0 * one, hole), np.array([False, True, not hole.any()]))
+    caches.ran(ScheduledStep(names, slots, seen, seen, 0 * one, gap), np.array([False, True, not gap.any()]))
     step = ScheduledStep(names, slots, context, context - np.array(unsure), 0 * one, one)
     batch = columns.batch(2, 3, missing=caches.missing(step), token_budget=budget)
     wanted = batch.missing if feed is None else np.array(feed)
@@ -56,32 +56,30 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
 
 def test_a_hole_is_closed_before_the_draft_model_is_asked() -> None:
     """The cost that is learned is that of all tokens that it ran over."""
-    order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40))
-    assert [(hole.request, hole.start, hole.end) for hole in order.holes] == [(0, 60, 100), (1, 60, 100)][
-        : len(order.holes)
-    ]
+    order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40))
+    assert [(gap.request, gap.start, gap.end) for gap in order.gaps] == [(0, 60, 100), (1, 60, 100)][: len(order.gaps)]
     assert order.plan.asked.tolist() == [[DRAFT, DRAFT]]
-    assert order.plan.feed[DRAFT].sum() == 2 + sum(hole.end - hole.start for hole in order.holes)
+    assert order.plan.feed[DRAFT].sum() == 2 + sum(gap.end - gap.start for gap in order.gaps)
 
 
 def test_nobody_asks_a_draft_model_over_a_hole() -> None:
-    """A part of the hole was closed: the rest is for later steps."""
-    order, _ = carried_out([2, 0, 3], [[DRAFT, LOOKUP]], feed=[[0, 0], [0, 0], [10, 10]], holes=(40, 40))
+    """A part of the gap was closed: the rest is for later steps."""
+    order, _ = carried_out([2, 0, 3], [[DRAFT, LOOKUP]], feed=[[0, 0], [0, 0], [10, 10]], gaps=(40, 40))
     assert order.plan.asked.tolist() == [[NOBODY, LOOKUP]]
     assert order.plan.passes.tolist() == [2, 0, 0]
 
 
 def test_tokens_under_verification_are_no_part_of_a_hole_that_is_closed() -> None:
     """Asynchronous scheduling: which tokens they are is not known here."""
-    order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40), unsure=(3, 3))
-    assert order.holes == ()
+    order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40), unsure=(3, 3))
+    assert order.gaps == ()
     assert not order.plan.draft_tokens
 
 
 def test_no_more_is_caught_up_on_than_a_step_holds() -> None:
     """Bug: the draft's buffers hold a step's tokens."""
-    order, batch = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40), budget=30)
-    assert sum(hole.end - hole.start for hole in order.holes) <= batch.token_budget
+    order, batch = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40), budget=30)
+    assert sum(gap.end - gap.start for gap in order.gaps) <= batch.token_budget
     assert order.plan.asked.tolist() == [[NOBODY, NOBODY]]
 
 
@@ -114,4 +112,4 @@ def test_block_drafter_with_a_gap_is_fed_and_never_proposes() -> None:
     assert (order.plan.asked == NOBODY).all()
     assert not order.plan.passes.any()
     assert order.runs.tolist() == [False, True]
-    assert not order.holes
+    assert not order.gaps

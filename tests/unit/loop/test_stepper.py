@@ -97,9 +97,9 @@ class Engine:
         counts, proposed = (np.array([row[column] for row in rows], np.int64) for column in (1, 2))
         number, order = self.steps.draft(view, counts, proposed, self._room(), plan)
         message = draft_order(number, order)
-        assert sum(hole.end - hole.start for hole in message.holes) <= BUDGET
-        for hole in message.holes:
-            assert 0 <= hole.start < hole.end <= view.context[hole.request]
+        assert sum(gap.end - gap.start for gap in message.gaps) <= BUDGET
+        for gap in message.gaps:
+            assert 0 <= gap.start < gap.end <= view.context[gap.request]
         self.flights.append(Flight(number, message, rows))
         for request, count, verified in rows:
             request.context += count
@@ -110,7 +110,7 @@ class Engine:
     def land(self) -> None:
         flight = self.flights.popleft()
         self.now += STEP_S
-        self.steps.news([self._report(flight)])
+        self.steps.on_draft_reports([self._report(flight)])
         scored, sampled, out = dict[str, int](), dict[str, int](), list[Delivery]()
         for request, _, verified in flight.rows:
             if request not in self.running or not request.under_way:
@@ -126,8 +126,8 @@ class Engine:
             if ends:
                 self._remove(request)
         self.delivered += self.steps.requests.deliver(out, self.now)
-        self.steps.done(
-            flight.number, now=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out),
+        self.steps.on_output(
+            flight.number, output_at=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out),
             verdicts=ChainCounts(sampled, scored),
         )  # fmt: skip
 
@@ -137,7 +137,7 @@ class Engine:
         lengths = np.where(order.chosen == NOBODY, 0, order.passes[order.chosen])
         found = self.rng.integers(0, lengths + 1).astype(np.int8)
         proposer = np.where(found > 0, order.chosen, NOBODY).astype(np.int8)
-        return DraftReport(flight.number, seconds, found, proposer, {hole.drafter: 1e-4 for hole in order.holes})
+        return DraftReport(flight.number, seconds, found, proposer, {gap.drafter: 1e-4 for gap in order.gaps})
 
     def abort(self, which: int) -> None:
         request = self.running[which % len(self.running)]
@@ -228,7 +228,7 @@ def test_a_steps_time_is_its_own() -> None:
     for now, output_at in ((10.0, 10.03), (10.02, 10.05)):
         view = View(["a"], 4 * one, 5 * one, one, one)
         number, _ = steps.draft(view, one, 0 * one, Room(now, 64, 64), steps.nothing_to_verify(1))
-        steps.done(number, now=output_at, target_s=math.nan, tokens=1, verdicts=ChainCounts({}, {}))
+        steps.on_output(number, output_at=output_at, target_s=math.nan, tokens=1, verdicts=ChainCounts({}, {}))
     assert [told.outcome.step_s for told in seen] == pytest.approx([0.03, 0.02])
 
 
@@ -244,7 +244,7 @@ def test_a_profiler_verifies_places_that_nobody_proposed_anything_for() -> None:
     view = View(["a", "b"], 4 * one, 5 * one, one, one)
     places = np.array([3, 0])
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [0, 0]
-    loop.places = 3
+    loop.profiled_placeholders = 3
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [3, 0]
 
 
@@ -259,7 +259,7 @@ def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[FinishedStep], i
     number, _ = steps.draft(
         View(["a"], 4 * one, 5 * one, one, one), one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(1)
     )  # fmt: skip
-    steps.done(number, now=1.1, target_s=0.05, tokens=1, verdicts=ChainCounts({}, {}))
+    steps.on_output(number, output_at=1.1, target_s=0.05, tokens=1, verdicts=ChainCounts({}, {}))
     return steps, loop, seen, number
 
 
@@ -276,16 +276,18 @@ def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_nex
     steps, loop, seen, number = failed_last_step(told=True)
     assert len(seen) == 1
     nothing = np.zeros(1, np.int8)
-    steps.news([DraftReport(number, np.array([math.nan]), nothing, nothing - 1, failures={0: "RuntimeError: broken"})])
+    steps.on_draft_reports(
+        [DraftReport(number, np.array([math.nan]), nothing, nothing - 1, failures={0: "RuntimeError: broken"})]
+    )
     assert "RuntimeError: broken" in loop.state().drafters["eagle"].suspended
     assert len(seen) == 1
-    assert not steps._untold
+    assert not steps._awaiting_report
 
 
 def test_a_pod_whose_worker_tells_nothing_learns_from_its_steps_and_waits_for_no_news() -> None:
     steps, _, seen, _ = failed_last_step(told=False)
     assert len(seen) == 1
-    assert not steps._untold
+    assert not steps._awaiting_report
 
 
 def test_confidence_that_is_reported_in_time_is_used_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +299,7 @@ def test_confidence_that_is_reported_in_time_is_used_by_the_plan(monkeypatch: py
     for name in view.names:
         steps.requests.arrived(name, 0.0, None, prompt=4, limit=40)
     number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(3))
-    steps.news(
+    steps.on_draft_reports(
         [
             DraftReport(
                 number,

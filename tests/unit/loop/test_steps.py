@@ -31,18 +31,18 @@ def plan(passes: list[int], asked: list[int]) -> DraftPlan:
     return DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array([asked]), feed, Purpose.CHOICE)
 
 
-def told(*, drafted: DraftReport | None = None, holes: tuple[KVGap, ...] = (), runs: tuple[bool, bool] = (False, True)):
+def told(*, drafted: DraftReport | None = None, gaps: tuple[KVGap, ...] = (), runs: tuple[bool, bool] = (False, True)):
     """A request that decodes with two of three proposals verified, one of them accepted, beside a prompt."""
     waits = no_proposals(4, 3)
     waits.ask(np.array([0, 1]), plan([3, 0], [0, NOBODY]), 1)
-    waits.came_back(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NOBODY]))
+    waits.record(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NOBODY]))
     this = step(4, 16, prompt=(0, 16))
     record = Record(
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
-        plan([0, 1], [1, NOBODY]), np.array(runs), holes, None, np.array([3, 0]),
+        plan([0, 1], [1, NOBODY]), np.array(runs), gaps, None, np.array([3, 0]),
     )  # fmt: skip
-    record.finished = TargetResult(10.03, 0.03, 0.02, 3, ChainCounts({"a": 2}, {"a": 3}))
-    record.drafted = drafted
+    record.result = TargetResult(10.03, 0.03, 0.02, 3, ChainCounts({"a": 2}, {"a": 3}))
+    record.draft_report = drafted
     return FinishedStep(record.outcome(), this)
 
 
@@ -70,7 +70,7 @@ def test_the_targets_pass_held_every_token_that_was_scheduled() -> None:
 
 
 def test_what_closing_holes_took_is_the_drafters_time() -> None:
-    outcome = told(drafted=report(0.001, {1: 0.004}), holes=(KVGap(1, 0, 10, 50),)).outcome
+    outcome = told(drafted=report(0.001, {1: 0.004}), gaps=(KVGap(1, 0, 10, 50),)).outcome
     assert math.isnan(outcome.draft_s[0])
     assert outcome.draft_s[1] == pytest.approx(0.005)
 
@@ -108,7 +108,7 @@ def test_proposals_are_placeholders_until_the_engine_reports() -> None:
     assert np.bincount(forest.request).tolist() == [3, 2]
     assert forest.placeholders is not None
     assert forest.placeholders.tolist() == [True, True, False]
-    waits.came_back(1, slots, np.array([3, 0, 0]), np.array([0, NOBODY, NOBODY]))
+    waits.record(1, slots, np.array([3, 0, 0]), np.array([0, NOBODY, NOBODY]))
     forest = waits.of(slots).forest(2)
     assert np.bincount(forest.request).tolist() == [3]
     assert forest.placeholders is not None
@@ -125,7 +125,7 @@ def test_what_came_back_counts_for_the_step_that_asked() -> None:
     waits.clear(np.array([2]))
     confidence = np.array([[math.nan] * 3, [4.0, 3.0, math.nan], [math.nan] * 3])
     for one in (waits, taken):
-        one.came_back(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), confidence)
+        one.record(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), confidence)
     assert waits.length.tolist() == [1, 1, 0, 0]
     assert waits.drafter.tolist() == [1, 1, NOBODY, NOBODY]
     assert taken.length.tolist() == [1, 2, 3]

@@ -12,10 +12,10 @@ from outrider_runtime.loop.orders import Order
 from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
 
 
-def order(passes: list[int], asked: list[list[int]], runs: list[bool], *holes: KVGap) -> Order:
+def order(passes: list[int], asked: list[list[int]], runs: list[bool], *gaps: KVGap) -> Order:
     feed = np.zeros((len(passes), len(asked[0])), np.int64)
     plan = DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array(asked), feed, Purpose.CHOICE)
-    return Order(plan, np.array(runs), holes)
+    return Order(plan, np.array(runs), gaps)
 
 
 def test_the_worker_is_told_who_is_first_and_who_is_second() -> None:
@@ -35,5 +35,5 @@ def test_a_head_that_only_reads_runs_its_first_pass() -> None:
 def test_an_order_crosses_processes_whole() -> None:
     sent = draft_order(1, order([2], [[0, 0]], [True], KVGap(0, 1, 3, 9)))
     got = pickle.loads(pickle.dumps(sent))
-    assert got.holes_of(0) == [KVGap(0, 1, 3, 9)]
+    assert got.gaps_of(0) == [KVGap(0, 1, 3, 9)]
     assert got.passes.tolist() == sent.passes.tolist()

@@ -356,22 +356,22 @@ class ReplayEngine:
         self._last_output_at = self.now
         tokens, done = self._deliver(flight)
         verdicts = flight.counts if flight.verdicts is None else flight.verdicts
-        record.finished = TargetResult(self.now, step_s, flight.ran.target_s, tokens, verdicts)
-        if record.drafted is not None or record.number == self._number:
+        record.result = TargetResult(self.now, step_s, flight.ran.target_s, tokens, verdicts)
+        if record.draft_report is not None or record.number == self._number:
             self._observe(flight)
         self._note(flight, tokens)
         self._retire(done)
 
     def _hear(self, flight: Flight) -> None:
         record, report = flight.record, flight.report
-        record.drafted = report
+        record.draft_report = report
         if record.plan.draft_tokens:
             lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
             said = confidences(report.confidence)
-            later = [step.record.waited for number, step in self._unobserved.items() if number > record.number]
+            later = [step.record.proposals for number, step in self._unobserved.items() if number > record.number]
             for proposals in (self._proposals, *later):
-                proposals.came_back(record.number, record.step.slots, lengths, drafters, said)
-        if record.number in self._unobserved and record.finished is not None:
+                proposals.record(record.number, record.step.slots, lengths, drafters, said)
+        if record.number in self._unobserved and record.result is not None:
             self._observe(flight)
 
     def _observe(self, flight: Flight) -> None:

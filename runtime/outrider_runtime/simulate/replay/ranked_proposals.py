@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.data.plans import DeviceOrder
-from outrider_runtime.loop.confidences import QUANTA, UNKNOWN, Calibration
+from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibration
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.replay_requests import Rows
 from outrider_runtime.simulate.replay.workload import Floats, Ints
@@ -42,7 +42,7 @@ class RankedProposals:
 
 def acceptance(lengths: Ints, drafters: Ints, quanta: NDArray[np.int8], calibration: Calibration) -> Floats:
     """(N, K): P(token accepted, its parent was) = 1 / (1 + exp(-(slope * confidence + intercept))); 0: no proposal."""
-    said = np.where(quanta == UNKNOWN, 0, quanta) / QUANTA
+    said = np.where(quanta == UNKNOWN, 0, quanta) / QUANTA_PER_UNIT
     odds = calibration.slopes[drafters, None] * said + calibration.intercepts[drafters, : quanta.shape[1]]
     chances = np.maximum(1.0 / (1.0 + np.exp(-odds)), LEAST_CHANCE)
     return np.where(np.arange(quanta.shape[1]) < lengths[:, None], chances, 0.0)

@@ -12,17 +12,17 @@ from outrider_runtime.control.data.batch import NOBODY, Bools, Floats
 from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.confidences import MOST_QUANTA, QUANTA, UNKNOWN
+from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNOWN
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
 from outrider_runtime.simulate.replay.beams import RecordedBeams, Table
 from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
-FULL, NO_PROMPT, AFTER_HOLE = "", "/no-prompt", "/after-hole"
+FULL, NO_PROMPT, AFTER_GAP = "", "/no-prompt", "/after-hole"
 READ_ENOUGH = 0.5
 """A head that has read less of the prompt proposes as one that has read none."""
 CLOSED = 64
-"""Committed tokens after which a head's hole is forgotten: twice the hole of the recording."""
+"""Committed tokens after which a head's gap is forgotten: twice the gap of the recording."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,14 +87,14 @@ class RecordedProposals:
         """(N, K): confidences of the proposals, see `loop.confidences`. models: whether models report theirs, too."""
         reported = (self.length[rows] > 0) & (models | self._looks_up[self.drafter[rows]])
         there = reported[:, None] & (np.arange(DEPTH) < self.length[rows, None])
-        quanta = np.clip(np.rint(self._confidence[rows] * QUANTA), -MOST_QUANTA, MOST_QUANTA)
+        quanta = np.clip(np.rint(self._confidence[rows] * QUANTA_PER_UNIT), -MAX_QUANTA, MAX_QUANTA)
         return np.where(there, quanta, UNKNOWN).astype(np.int8)
 
     def _has_trees(self, rows: Rows) -> bool:
         return bool((self._width[rows] > 1).any())
 
     def _table(self, rows: Rows) -> Table:
-        """Of a step with trees, all by one drafter; chains where its cache has a hole: no others were recorded."""
+        """Of a step with trees, all by one drafter; chains where its cache has a gap: no others were recorded."""
         number, width = int(self.drafter[rows].max()), int(self._width[rows].max())
         lengths = self.length[rows]
         table = self._beams[number].table(self._place[rows], lengths, width)
@@ -189,7 +189,7 @@ def _is_lookup(drafter: Drafter) -> bool:
 def _coverages(recording: Recording, name: str) -> Coverages:
     names = recording.drafters
     full = names.index(name)
-    numbers = [names.index(name + one) if name + one in names else full for one in (NO_PROMPT, AFTER_HOLE)]
+    numbers = [names.index(name + one) if name + one in names else full for one in (NO_PROMPT, AFTER_GAP)]
     return Coverages(full, *numbers)
 
 

@@ -27,12 +27,12 @@ class ReplayCaches:
         self._has: Ints = np.zeros(shape, np.int64)
         """Tokens of the prefix that a draft model or a block drafter has; of a head, of the prompt that it has read."""
         self._whole: Ints = np.zeros(shape, np.int64)
-        """Of a head: committed tokens since its last hole."""
+        """Of a head: committed tokens since its last gap."""
         self._holed = np.zeros(shape, bool)
 
     def columns(self, books: Books, tokens: Ints) -> tuple[Ints, Floats, Ints]:
         """Three (D, N): tokens that are missing, as `Batch` has them; the share of the prompt that was read; committed
-        tokens since the last hole. tokens (N,): of the step."""
+        tokens since the last gap. tokens (N,): of the step."""
         return _columns(
             self._needs, self._has, self._whole, self._holed, books.rows, books.context, books.prompt, tokens
         )
