@@ -1,4 +1,8 @@
-"""The table of methods. A new one is a module here, a line in the table, and its block in the API."""
+"""The table of draft methods.
+
+A new method needs a module here, a line in the table, its block and rules in the API (`outrider_crds.spec`), and its
+implementation in each engine that hosts it (`vllm_plugin.speculator`, `torch_engine.drafts`).
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,15 @@ METHODS: dict[DraftMethod, Method] = {
 def traits(
     drafter: Drafter, page_tokens: int = 1, widest: int = 1, checkpoint: block.BlockCheckpoint | None = None
 ) -> settings.Drafter:  # fmt: skip
-    """A drafter of the API's pool as the controller knows it. page_tokens: of the engine's KV cache. widest: nodes at a
-    depth of the trees that the engine verifies. checkpoint: of a block drafter, where it is known."""
+    """Convert a drafter of the manifest to the controller's description of it.
+
+    page_tokens: tokens in a page of the engine's KV cache. widest: most nodes at a depth of the trees that the engine
+    verifies. checkpoint: the loaded checkpoint of a block drafter, if it is known.
+    """
     method, window = METHODS[drafter.method], window_of(drafter)
-    manifest_says = None if drafter.block is None else drafter.block.max_tokens
+    manifest_tokens = None if drafter.block is None else drafter.block.max_tokens
     return settings.Drafter(
-        drafter.name, method.passes, method.needs_kv, method.needs_hidden,
+        drafter.name, method.autoregressive, method.needs_kv, method.needs_hidden,
         None if window is None else window.budget(page_tokens), method.confidence_edges,
-        manifest_says if checkpoint is None else checkpoint.tokens, widest if method.beams else 1,
+        manifest_tokens if checkpoint is None else checkpoint.tokens, widest if method.beams else 1,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """A block drafter (DFlash, DFlash2, DSpark): one pass over the target's hidden states proposes a block of tokens.
 
-It also keeps keys of the context, which cost a projection of each token and no pass: being fed is nearly
-free. Hidden states are gone after their step, so a KV gap stays, and over a gap it proposes junk.
+It caches keys and values of the context. They cost a projection of each token and no pass, so feeding it is nearly
+free. Hidden states are not kept after their step, so a KV gap cannot be filled, and proposals over a gap are useless.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import NamedTuple
 
 from outrider_crds.spec import Backend
 
-from outrider_runtime.drafters.draft_configs import Models, other_vocabulary, other_width, too_many_tokens
+from outrider_runtime.drafters.draft_configs import ModelPair, other_vocabulary, other_width, too_many_tokens
 from outrider_runtime.drafters.method import Method
 
 SERVED_KINDS = ("DFlash", "DFlash2", "DSpark")
 
 
 class BlockCheckpoint(NamedTuple):
-    """What its checkpoint makes of a block drafter."""
+    """Properties of a block drafter that its checkpoint decides."""
 
     kind: str
     """DFlash, DFlash2 or DSpark."""
     tokens: int
-    """Tokens that it proposes for a request in its pass, at most."""
+    """Most tokens that it proposes for a request in its pass."""
 
 
-def obstacle(models: Models) -> str:
+def obstacle(models: ModelPair) -> str:
     kind = models.draft.block_kind
     if kind not in SERVED_KINDS:
         served = ", ".join(SERVED_KINDS)
@@ -42,8 +42,8 @@ def obstacle(models: Models) -> str:
     )
 
 
-def _other_form(models: Models) -> str:
-    """Variants that vLLM 0.32 does not know, and would run as something else."""
+def _other_form(models: ModelPair) -> str:
+    """Refuse variants that vLLM 0.32 does not know, and would run as another one."""
     projector = models.draft.dflash_config and models.draft.dflash_config.projector_type
     if projector == "domino":
         return "the draft's projector_type is domino, which vLLM does not serve: use another draft"
@@ -53,7 +53,7 @@ def _other_form(models: Models) -> str:
     return f"the draft's markov_head_type is {markov}, and vanilla alone is served: use another draft"
 
 
-def _without_mask(models: Models) -> str:
+def _without_mask(models: ModelPair) -> str:
     draft = models.draft
     nested = draft.dflash_config and draft.dflash_config.mask_token_id
     if any(token is not None for token in (nested, draft.mask_token_id, draft.dspark_noise_token_id)):
@@ -61,15 +61,18 @@ def _without_mask(models: Models) -> str:
     return "the draft's config has no mask_token_id: save or download it again, whole"
 
 
-def _other_depth(models: Models) -> str:
-    made_for, has = models.draft.num_target_layers, models.target.num_hidden_layers
-    if made_for is None or has is None or made_for == has:
+def _other_depth(models: ModelPair) -> str:
+    expected, layers = models.draft.num_target_layers, models.target.num_hidden_layers
+    if expected is None or layers is None or expected == layers:
         return ""
-    return f"the draft is made for a target of {made_for} layers (num_target_layers), the target has {has}"
+    return f"the draft is made for a target of {expected} layers (num_target_layers), the target has {layers}"
 
 
-def _layers_beyond(models: Models) -> str:
-    """Publishers count the target's layers from 0; the speculators format counts from 1, and 0 is the embedding."""
+def _layers_beyond(models: ModelPair) -> str:
+    """Refuse a draft that reads layers which the target lacks.
+
+    Publishers count the target's layers from 0; the speculators format counts from 1, and 0 is the embedding.
+    """
     layers, draft = models.target.num_hidden_layers, models.draft
     nested = draft.dflash_config and draft.dflash_config.target_layer_ids
     from_0 = nested or draft.target_layer_ids or []
@@ -78,7 +81,7 @@ def _layers_beyond(models: Models) -> str:
     return f"the draft reads hidden states after layer {beyond[0]}, the target has {layers} layers" if beyond else ""
 
 
-def _beyond_block(models: Models) -> str:
+def _beyond_block(models: ModelPair) -> str:
     tokens, most = models.max_tokens, models.draft.block_tokens
     if tokens is None or most is None or tokens <= most:
         return ""

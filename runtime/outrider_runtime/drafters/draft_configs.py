@@ -1,4 +1,4 @@
-"""What is known of a draft and its target before either is loaded, and what holds for every drafter with a model."""
+"""The configs of a draft and its target, read before either is loaded, and the checks that several methods share."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ TARGET_FIELDS = frozenset((
     "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings",
     "num_nextn_predict_layers", "mtp_num_hidden_layers", "text_config",
 ))  # fmt: skip
-"""Fields of a target's config.json that are read."""
+"""The fields of a target's config.json that are read."""
 
 
 class _ConfigFile(BaseModel):
-    """Fields of a config.json as their publishers name them; what else stands there is the engine's to read."""
+    """Fields of a config.json, under their publishers' names; other fields are left to the engine."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 class EagleConfig(_ConfigFile):
-    """Where NVIDIA's heads keep their layer ids."""
+    """The section in which NVIDIA's heads keep their layer ids."""
 
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
 class DFlashConfig(_ConfigFile):
-    """A block drafter's own section, where its publisher has one."""
+    """A block drafter's own section, which some publishers have."""
 
     mask_token_id: int | None = None
     target_layer_ids: list[int] | None = None
@@ -42,7 +42,7 @@ class DFlashConfig(_ConfigFile):
 
 
 class ModelConfig(_ConfigFile):
-    """What is read of a draft's config, and of its target's."""
+    """The fields that are read of a draft's config, and of its target's."""
 
     architectures: list[str] | None = None
     speculators_model_type: str | None = None
@@ -71,7 +71,7 @@ class ModelConfig(_ConfigFile):
     text_config: dict[str, Any] | None = None
     """Sizes of a multimodal model's language part."""
     transformer_layer_config: dict[str, Any] | None = None
-    """Where the speculators format keeps sizes and vocabulary."""
+    """The section in which the speculators format keeps sizes and vocabulary."""
 
     @property
     def names(self) -> str:
@@ -79,7 +79,10 @@ class ModelConfig(_ConfigFile):
 
     @property
     def is_head(self) -> bool:
-        """Publishers name a head Eagle3 or like any model of its family; a draft_vocab_size is what only heads have."""
+        """Whether the checkpoint is an EAGLE head.
+
+        Publishers name a head Eagle3, or like any model of its family; only heads have a draft_vocab_size.
+        """
         names = " ".join([*(self.architectures or []), self.speculators_model_type or ""])
         return "eagle" in names.lower() or self.draft_vocab_size is not None
 
@@ -91,7 +94,7 @@ class ModelConfig(_ConfigFile):
 
     @property
     def block_tokens(self) -> int | None:
-        """Most tokens that a block drafter proposes in its pass; None where its config does not say."""
+        """Most tokens that a block drafter proposes in its pass; None if its config does not say."""
         nested = None if self.dflash_config is None else self.dflash_config.block_size
         size = self.block_size if nested is None else nested
         if size is None:
@@ -100,14 +103,14 @@ class ModelConfig(_ConfigFile):
 
     @property
     def samples_from_anchor(self) -> bool:
-        """The block's first token proposes, too. That is DSpark's own format; `speculators` saves it without."""
+        """Whether the block's first token is a proposal, too, as in DSpark's own format; `speculators` drops it."""
         if self.sample_from_anchor is not None or self.block_kind != "DSpark":
             return bool(self.sample_from_anchor)
         return self.speculators_model_type is None
 
     @property
     def mtp_layers(self) -> int:
-        """Multi-token prediction modules in a target's checkpoint, as far as its config tells."""
+        """Number of multi-token prediction modules in a target's checkpoint, according to its config."""
         own = self.mtp_num_hidden_layers, self.num_nextn_predict_layers
         text = self.text_config or {}
         nested = text.get("mtp_num_hidden_layers"), text.get("num_nextn_predict_layers")
@@ -115,7 +118,7 @@ class ModelConfig(_ConfigFile):
 
     @property
     def drafts_in_parallel(self) -> str:
-        """Name of the parallel format (P-EAGLE, PARD) that the checkpoint is trained for; empty for others."""
+        """Name of the parallel format (P-EAGLE, PARD) that the checkpoint is trained for; empty for other formats."""
         names = " ".join([*(self.architectures or []), self.speculators_model_type or ""]).lower()
         if "peagle" in names:
             return "P-EAGLE"
@@ -125,26 +128,29 @@ class ModelConfig(_ConfigFile):
 
     @property
     def layer_ids(self) -> list[int]:
-        """Layers of the target that a head reads; empty where its config leaves them to the engine."""
+        """Layers of the target that a head reads; empty if its config leaves the choice to the engine."""
         own = self.eagle_config and self.eagle_config.eagle_aux_hidden_state_layer_ids
         return (self.eagle_aux_hidden_state_layer_ids if own is None else own) or []
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelPair:
     draft: ModelConfig
     target: ModelConfig
     draft_location: str
     """A folder, or the name on the hub."""
     target_location: str
     longest: int | None
-    """Tokens that a request may take, where that is known."""
+    """Most tokens of a request; None if unknown."""
     max_tokens: int | None = None
-    """Tokens that the manifest lets a block drafter propose; None: its block's."""
+    """Limit of the manifest on a block drafter's proposals, in tokens; None: the length of its block."""
 
 
 def typed_config(config: Config, location: str) -> ModelConfig:
-    """location: of the model, for the message. Raises UnreadableConfigError, which names file and field."""
+    """Validate a draft's config.json. Raises UnreadableConfigError, which names file and field.
+
+    location: folder or hub name of the model, for the message.
+    """
     try:
         layers = ModelConfig.model_validate(config).transformer_layer_config
         return ModelConfig.model_validate({**(layers or {}), **config})
@@ -155,21 +161,23 @@ def typed_config(config: Config, location: str) -> ModelConfig:
 
 
 def target_config(config: Config, location: str) -> ModelConfig:
-    """A target's, as `typed_config`. Fields that only a draft has in our sense are left out: a target may use their
-    names for something else, which is no reason to refuse a draft."""
+    """Validate a target's config.json. Raises UnreadableConfigError.
+
+    Fields of drafts are left out: a target may use their names for something else.
+    """
     return typed_config({name: value for name, value in config.items() if name in TARGET_FIELDS}, location)
 
 
-def parallel_format(models: Models) -> str:
-    """Why a checkpoint for parallel drafting is refused: run token by token it proposes junk after its first token."""
+def parallel_format(models: ModelPair) -> str:
+    """Refuse a checkpoint for parallel drafting: run token by token, only its first token is of use."""
     name = models.draft.drafts_in_parallel
     if not name:
         return ""
     return f"the checkpoint is {name}, which drafts all tokens in parallel; vLLM's V2 runner cannot: use another draft"
 
 
-def other_width(models: Models, kind: str) -> str:
-    """Why a draft that reads hidden states was trained for another target. kind: its name in the sentence."""
+def other_width(models: ModelPair, kind: str) -> str:
+    """Refuse a draft that reads hidden states of another width. kind: its name in the sentence."""
     other, has = models.draft.target_hidden_size, models.target.hidden_size
     field, width = ("target_hidden_size", other) if other else ("hidden_size", models.draft.hidden_size)
     if width is None or has is None or width == has:
@@ -177,22 +185,22 @@ def other_width(models: Models, kind: str) -> str:
     return f"the {kind} reads hidden states of width {width} ({field}), the target's are {has} wide"
 
 
-def too_many_tokens(models: Models) -> str:
-    """Why a draft with a vocabulary of its own is for another target."""
+def too_many_tokens(models: ModelPair) -> str:
+    """Refuse a draft whose own vocabulary is larger than the target's."""
     size, most = models.draft.draft_vocab_size, models.target.vocab_size
     if size is None or most is None or size <= most:
         return ""
     return f"vocabulary mismatch: the head proposes {size} tokens (draft_vocab_size), the target has {most}"
 
 
-def block_drafter(models: Models) -> str:
-    """Why a block drafter's checkpoint is refused under another method."""
+def block_drafter(models: ModelPair) -> str:
+    """Refuse a block drafter's checkpoint under another method."""
     kind = models.draft.block_kind
     return f"the model is a block drafter ({kind}): use method Block for it" if kind else ""
 
 
-def other_vocabulary(models: Models) -> str:
-    """Why the draft's tokens are not the target's, in a sentence; empty when nothing is known against it."""
+def other_vocabulary(models: ModelPair) -> str:
+    """Refuse a draft whose vocabulary differs from the target's."""
     sizes = models.draft.vocab_size, models.target.vocab_size
     if None not in sizes and sizes[0] != sizes[1]:
         return f"vocabulary mismatch: the draft has {sizes[0]} tokens and the target {sizes[1]}"
@@ -203,7 +211,7 @@ def other_vocabulary(models: Models) -> str:
 
 
 def _tokens(location: str) -> dict[str, int] | None:
-    """Token text -> id of a model in a local folder; None where it has no tokenizer of its own (EAGLE heads)."""
+    """Read the vocabulary of a model in a local folder; None if it has no tokenizer of its own (EAGLE heads)."""
     try:
         vocabulary = json.loads(Path(location, TOKENIZER_FILE).read_text(encoding="utf-8"))["model"]["vocab"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -1,13 +1,14 @@
-"""An EAGLE-3 head: a layer over the target's hidden states, a pass a token.
+"""An EAGLE-3 head: one layer over the target's hidden states, and one pass for each token.
 
-Hidden states are gone after their step, so a gap stays. Measured on SmolLM2, k = 2: the head accepts 0.36 per trial
-whatever was skipped, its whole prompt included. So a gap is not forbidden, and what it costs is learned.
+Hidden states are not kept after their step, so a KV gap cannot be filled. Measured on SmolLM2 with k = 2: the
+acceptance rate is 0.36 whatever was skipped, the whole prompt included. So proposals over a gap are allowed, and their
+acceptance rate is learned.
 """
 
 from __future__ import annotations
 
 from outrider_runtime.drafters.draft_configs import (
-    Models,
+    ModelPair,
     block_drafter,
     other_vocabulary,
     other_width,
@@ -19,7 +20,7 @@ from outrider_runtime.drafters.method import Method
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def obstacle(models: Models) -> str:
+def obstacle(models: ModelPair) -> str:
     other_method = block_drafter(models)
     if other_method:
         return other_method
@@ -38,10 +39,10 @@ def obstacle(models: Models) -> str:
     )
 
 
-def _layers_beyond(models: Models) -> str:
+def _layers_beyond(models: ModelPair) -> str:
     layers = models.target.num_hidden_layers
-    beyond = [one for one in models.draft.layer_ids if layers is not None and not 0 <= one <= layers]
+    beyond = [layer for layer in models.draft.layer_ids if layers is not None and not 0 <= layer <= layers]
     return f"the EAGLE-3 head reads layer {beyond[0]} ({LAYER_IDS}), the target has {layers} layers" if beyond else ""
 
 
-METHOD = Method(passes=True, needs_hidden=True, beams=True, obstacle=obstacle)
+METHOD = Method(autoregressive=True, needs_hidden=True, beams=True, obstacle=obstacle)

@@ -1,4 +1,4 @@
-"""What is known of a method: how its cost grows, what it needs from an engine, and what keeps a drafter from it."""
+"""A draft method: how its cost grows, what it needs from an engine, and reasons to refuse a drafter."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from outrider_crds.spec import Backend
 
 from outrider_runtime.control.settings import PROBABILITY_EDGES
-from outrider_runtime.drafters.draft_configs import Models
+from outrider_runtime.drafters.draft_configs import ModelPair
 
 
-def nothing_known(_models: Models) -> str:
+def nothing_known(_models: ModelPair) -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The fields up to `confidence_edges` are those of `control.settings.Drafter`."""
+    """Properties of a method. The fields up to `confidence_edges` are those of `control.settings.Drafter`."""
 
-    passes: bool = False
+    autoregressive: bool = False
+    """Whether each proposed token costs a pass."""
     needs_kv: bool = False
     needs_hidden: bool = False
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     beams: bool = False
-    """It can propose several tokens for a place, where the engine verifies trees."""
+    """Whether it can propose several tokens at a depth, for an engine that verifies trees."""
     unsupported: Mapping[Backend, str] = field(default_factory=dict)
-    """Engine -> why it does not host the method, in a sentence; empty where every engine does."""
-    obstacle: Callable[[Models], str] = nothing_known
-    """Why a drafter with a model cannot propose for its target, in a sentence; empty when nothing is known against
-    it."""
+    """Why an engine does not host the method, in a sentence, by engine; empty if every engine hosts it."""
+    obstacle: Callable[[ModelPair], str] = nothing_known
+    """Returns why a drafter cannot propose for its target, in a sentence; empty if no reason is known."""

@@ -1,17 +1,17 @@
-"""The multi-token prediction layer of the target's own checkpoint: a pass a token over the target's last hidden state.
+"""The multi-token prediction (MTP) layer of the target's own checkpoint: one pass for each token.
 
-To the engine it is an EAGLE head that the target brings along: a KV gap stays, and costs little.
+It reads the target's last hidden state. The engine treats it as an EAGLE head: a KV gap stays, and costs little.
 """
 
 from __future__ import annotations
 
 from outrider_crds.spec import Backend
 
-from outrider_runtime.drafters.draft_configs import Models
+from outrider_runtime.drafters.draft_configs import ModelPair
 from outrider_runtime.drafters.method import Method
 
 
-def obstacle(models: Models) -> str:
+def obstacle(models: ModelPair) -> str:
     layers, names = models.target.mtp_layers, models.target.names
     if not layers:
         return (
@@ -24,7 +24,7 @@ def obstacle(models: Models) -> str:
 
 
 METHOD = Method(
-    passes=True,
+    autoregressive=True,
     needs_hidden=True,
     obstacle=obstacle,
     unsupported={Backend.TORCH: "Unsupported: the Torch backend loads no MTP layers; use engine.backend vLLM"},

@@ -1,6 +1,6 @@
-"""Which drafters of the pool one engine can host, found before it starts (a drafter never keeps a pod down).
+"""Chooses the drafters of the pool that an engine can host, before it starts.
 
-What cannot be hosted is named with its reason in the pod's state, and the pod serves without it.
+A drafter never keeps a pod from starting: the pod's state names each drafter that is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, 
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
-from outrider_runtime.drafters.draft_configs import ModelConfig, Models, target_config, typed_config
+from outrider_runtime.drafters.draft_configs import ModelConfig, ModelPair, target_config, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
 
 class ModelPlaces(Model):
-    """Where models lie: in a pod under the mounts that the operator made, on a laptop where the manifest says."""
+    """Paths of models: in a pod under the operator's mounts, on a laptop as in the manifest."""
 
     mounted: bool = True
 
     def location(self, model: ModelRef, mount: str) -> str:
-        """A folder, or the name on the hub."""
+        """Return the folder of a model, or its name on the hub."""
         host_path = model.source.host_path
         return host_path.path if host_path is not None and not self.mounted else model_location(model, mount)
 
 
 class HostedPool(Model):
     hosted: tuple[Drafter, ...] = ()
-    """In the pool's order. A drafter's place here is its number in what scheduler and worker tell each other."""
+    """Drafters in the pool's order. A drafter's position is its number in messages between scheduler and worker."""
     dropped: dict[str, str] = {}
-    """Drafter name -> the sentence that says why it is not hosted."""
+    """Why a drafter is not hosted, in a sentence, by drafter name."""
 
     @property
     def neural(self) -> tuple[Drafter, ...]:
@@ -41,8 +41,11 @@ class HostedPool(Model):
 
     @property
     def primary(self) -> Drafter | None:
-        """The drafter that vLLM's own config names. Block drafters, then EAGLE heads come first: the target hands out
-        hidden states for them. Then what writes KV ahead of the target, for which vLLM keeps room in the cache."""
+        """The drafter that vLLM's own config names.
+
+        Block drafters, then EAGLE heads come first, since the target must output hidden states for them. Drafters that
+        write KV ahead of the target follow, since vLLM must keep room for it in the cache.
+        """
         reading = (DraftMethod.BLOCK, DraftMethod.EAGLE, DraftMethod.MTP)
         heads = [drafter for method in reading for drafter in self.hosted if drafter.method is method]
         selves = [drafter for drafter in self.hosted if drafter.sparse_self is not None]
@@ -54,7 +57,7 @@ class HostedPool(Model):
 
 
 def choose_pool(boot: BootConfig, places: ModelPlaces) -> HostedPool:
-    """Whatever can load, in the pool's order."""
+    """Sort the pool into drafters that can be hosted and drafters that cannot."""
     pool = HostedPool()
     for drafter in boot.draft_pool:
         reason = _obstacle(boot, drafter, places)
@@ -66,7 +69,7 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> HostedPool:
 
 
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
-    """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
+    """Return why `drafter` cannot propose for the target, in a sentence; empty if no reason is known."""
     unsupported = METHODS[drafter.method].unsupported.get(boot.engine.backend, "")
     if unsupported or (drafter.neural is None and drafter.sparse_self is None and drafter.mtp is None):
         return unsupported
@@ -80,9 +83,9 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     too_long = window_too_long(drafter, longest)
     if too_long or drafter.sparse_self is not None:
         return too_long
-    draft = draft or target  # of a drafter that the target's own checkpoint holds
+    draft = draft or target  # the target's own checkpoint holds the drafter
     most = None if drafter.block is None else drafter.block.max_tokens
-    models = Models(draft.config, target.config, draft.location, target.location, longest, most)
+    models = ModelPair(draft.config, target.config, draft.location, target.location, longest, most)
     return METHODS[drafter.method].obstacle(models)
 
 
@@ -94,27 +97,29 @@ class _LoadedConfig(NamedTuple):
 def _read(
     model: ModelRef, mount: str, places: ModelPlaces, parse: Callable[[Config, str], ModelConfig] = typed_config
 ) -> _LoadedConfig:
-    """Raises OSError or ValueError with a sentence."""
+    """Read a model's config. Raises OSError or ValueError with a sentence."""
     location = places.location(model, mount)
     return _LoadedConfig(parse(model_config(model, location), location), location)
 
 
 def _longest_request(boot: BootConfig, target: ModelConfig) -> int | None:
-    """Tokens that a request may take; None where the user changes the target's config (`--hf-overrides`): the engine
-    resolves that, and its worker checks the drafters against it."""
+    """Return the most tokens of a request; None if the user changes the target's config (`--hf-overrides`).
+
+    The engine resolves such a change, and its worker checks the drafters against it.
+    """
     changes = any(argument.replace("_", "-").startswith("--hf-o") for argument in boot.engine.extra_args)
     return boot.engine.max_model_len or (None if changes else target.max_position_embeddings)
 
 
 def window_too_long(drafter: Drafter, longest: int | None) -> str:
-    """What admission refuses where engine.maxModelLen says how long a request may get (`longest`)."""
+    """Refuse a window above the longest request, as admission does if engine.maxModelLen is set."""
     if longest is None or drafter.window is None or drafter.window <= longest:
         return ""
     return f"its window is {drafter.window} tokens, and a request may take {longest}: lower sinkTokens or windowTokens"
 
 
 def model_config(model: ModelRef, location: str) -> Config:
-    """From the model's folder or from the hub. Raises OSError or ValueError with a sentence."""
+    """Read a config.json from the model's folder or from the hub. Raises OSError or ValueError with a sentence."""
     if location.startswith("/") or Path(location).is_dir():
         return read_config(Path(location))
     from huggingface_hub import hf_hub_download  # part of the engine's own installation
@@ -122,5 +127,5 @@ def model_config(model: ModelRef, location: str) -> Config:
     try:
         file = Path(hf_hub_download(location, CONFIG_FILE, revision=model.revision))
     except Exception as error:  # the hub's errors share no base class; any of them means "not there"
-        raise OSError(f"model {location!r} cannot be had from the hub: {error}") from error
+        raise OSError(f"model {location!r} cannot be downloaded from the hub: {error}") from error
     return read_config(file.parent)

@@ -1,5 +1,7 @@
-"""Prompt lookup: what followed the last tokens where they stood before. One search a step, however long the proposal;
-its confidence is the length of the match."""
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of the last tokens.
+
+It is one search in a step, however long the proposal. Its confidence is the length of the match.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Sparse self-speculation (MagicDec, after StreamingLLM): the target drafts for itself over the first tokens of a
-request and its last ones.
+"""Sparse self-speculation (MagicDec, after StreamingLLM): the target drafts for itself over a bounded context.
 
-It uses the target's weights and the target's KV, so it needs no prefill, no cache and no catch-up. Each token is a pass
-of the target over a bounded context: it pays where contexts are long, and KV is what a step reads.
+The context is the first tokens of a request and its last ones. Weights and KV are the target's, so it needs no prefill,
+no cache and no catch-up. Each token is a pass of the target. It pays for long contexts, if reading KV dominates a step.
 """
 
 from __future__ import annotations
@@ -12,6 +11,6 @@ from outrider_crds.spec import Backend
 from outrider_runtime.drafters.method import Method
 
 METHOD = Method(
-    passes=True,
+    autoregressive=True,
     unsupported={Backend.TORCH: "Unsupported: the Torch backend has no SparseSelf; use engine.backend vLLM"},
 )

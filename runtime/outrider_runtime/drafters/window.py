@@ -1,5 +1,7 @@
-"""A bounded context: what a pass of a drafter reads of each request, its first tokens and its last ones (StreamingLLM,
-as MagicDec uses it), in whole pages of the KV cache."""
+"""A bounded context, in whole pages of the KV cache: the first and the last tokens of each request.
+
+StreamingLLM introduced it; MagicDec uses it for drafting.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,24 @@ from outrider_crds.spec import SINK_TOKENS, Drafter
 
 class Window(NamedTuple):
     sink_tokens: int
-    """At the beginning of a request."""
+    """Tokens at the start of a request that each pass reads."""
     window_tokens: int
-    """At its end."""
+    """Tokens at its end that each pass reads."""
 
     def sink_pages(self, page_tokens: int) -> int:
         return -(-self.sink_tokens // page_tokens)
 
     def window_pages(self, page_tokens: int) -> int:
-        """Pages that the last tokens may lie in; the last of them is being filled."""
+        """Return the number of pages that the last tokens may lie in; the last page is partly filled."""
         return 1 + -(-(self.window_tokens - 1) // page_tokens)
 
     def budget(self, page_tokens: int) -> int:
-        """Tokens that a pass reads on average: half of the last page is filled."""
+        """Return the tokens that a pass reads on average, with the last page half full."""
         return (self.sink_pages(page_tokens) + self.window_pages(page_tokens)) * page_tokens - page_tokens // 2
 
 
 def window_of(drafter: Drafter) -> Window | None:
-    """None: it reads all of a request, or nothing."""
+    """Return a drafter's window; None if it reads the whole request, or none of it."""
     if drafter.sparse_self is not None:
         return Window(drafter.sparse_self.sink_tokens, drafter.sparse_self.window_tokens)
     if drafter.draft_model is not None and drafter.draft_model.window_tokens is not None:

@@ -24,7 +24,7 @@ _MEMORY_KINDS = ("OutOfMemoryError", "MemoryError")
 _MISSING = (
     "is not a valid model identifier",
     "does not appear to have a file named",
-    "cannot be had from the hub",
+    "cannot be downloaded from the hub",
     "no such file or directory",
     "repository not found",
     "has no config.json",
