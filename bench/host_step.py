@@ -50,7 +50,7 @@ STOCK_K = 3
 WARM_STEPS, STEPS = 60, 400
 LEAST_STEPS_A_REQUEST = 8  # on average; a load lasts longer than the steps that are measured
 SCHEDULE, UPDATE, STEPPER, CORE = "schedule", "update", "stepper", "core"
-STEPPER_CALLS = ("verify", "nothing_to_verify", "draft", "news", "done", "leaves")
+STEPPER_CALLS = ("verify", "nothing_to_verify", "draft", "on_draft_reports", "on_output", "leaves")
 CORE_CALLS = ("plan_verify", "plan_draft", "observe", "release")
 
 

@@ -1,4 +1,4 @@
-"""A pool that does not fit into memory: the pod comes up without its dearest drafters, and says what each takes.
+"""A pool that does not fit into memory: the pod comes up without its heaviest drafters, and says what each takes.
 
 Real vLLM in this process.
 """

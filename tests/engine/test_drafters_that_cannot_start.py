@@ -101,7 +101,7 @@ def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_deares
     from outrider_runtime.vllm_plugin import cpu
 
     cpu.install()
-    from outrider_runtime.vllm_plugin.memory import Takes
+    from outrider_runtime.vllm_plugin.memory import MemoryUse
     from outrider_runtime.vllm_plugin.runner import CPUPoolRunner
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -116,7 +116,7 @@ def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_deares
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
     monkeypatch.setattr(GPUModelRunner, "capture_model", end)
     runner = object.__new__(CPUPoolRunner)
-    takes = {"draft": Takes(9 << 20, 0)}
+    takes = {"draft": MemoryUse(9 << 20, 0)}
     runner.speculator = SimpleNamespace(takes=lambda _specs: takes)
     monkeypatch.setattr(CPUPoolRunner, "get_kv_cache_spec", lambda _: {})
     with pytest.raises(torch.OutOfMemoryError) as ended:

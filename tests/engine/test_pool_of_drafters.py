@@ -253,8 +253,8 @@ def test_a_member_that_cannot_be_loaded_leaves_no_layer_to_the_engine() -> None:
         if fails:
             raise RuntimeError("no weights")
 
-    speculator._keep_if_it(lambda: load("drafter_0.layers.0.attn", fails=True), 0)
-    speculator._keep_if_it(lambda: load("drafter_1.layers.0.attn", fails=False), 1)
+    speculator._drop_on_failure(lambda: load("drafter_0.layers.0.attn", fails=True), 0)
+    speculator._drop_on_failure(lambda: load("drafter_1.layers.0.attn", fails=False), 1)
     assert set(layers) == {"model.layers.0.attn", "drafter_1.layers.0.attn"}
     assert list(speculator._members) == [1]
 

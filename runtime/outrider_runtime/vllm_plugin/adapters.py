@@ -1,8 +1,8 @@
-"""LoRA adapters, wherever a row of the step is not the one that vLLM has named an adapter for (worker process).
+"""LoRA adapters for rows of a step that vLLM assigns no adapter to (worker process).
 
-vLLM names the adapter of each token, and of each request for its one row of logits. A request that verifies has a row
-for each proposal, too; log-probabilities of prompts take a row for each token; and a target that drafts for itself runs
-over one token of some requests.
+vLLM assigns an adapter to each token, and to the one row of logits of each request. But a request that verifies has a
+row for each proposal, too. Log-probabilities of prompts take a row for each token. And a target that drafts for itself
+runs over one token of some requests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 Rows = npt.NDArray[np.int64]
-"""Of the batch."""
-Names = tuple[int, ...]
-"""vLLM's number of an adapter for each row; 0: none."""
+"""Rows of the batch."""
+AdapterIds = tuple[int, ...]
+"""vLLM's number of the adapter, by row; 0: none."""
 
 
 class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     _verified: Any = None
-    """Proposals of each request in the batch under way; None without any."""
-    _named: tuple[Names, Names, Any] = (), (), set()
-    """By request and by token of the step, and vLLM's descriptions of these adapters."""
+    """Proposals of each request in the current batch; None without proposals."""
+    _active: tuple[AdapterIds, AdapterIds, Any] = (), (), set()
+    """Adapters by request and by token of the step, and vLLM's descriptions of these adapters."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -35,12 +35,15 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
                 setattr(worker, name, self._of_prompts(getattr(worker, name)))
 
     def _of_prompts(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """compute: takes a function that makes logits of slices of the step's hidden states, which come next."""
+        """Wrap a method so that each slice of the hidden states gets its adapters.
+
+        compute: takes a function that makes logits of slices of the step's hidden states, and these hidden states.
+        """
 
         def computed(logits_of: Callable[[torch.Tensor], Any], hidden_states: torch.Tensor, *arguments: Any) -> Any:
             def adapted(part: torch.Tensor) -> Any:
                 first = (part.storage_offset() - hidden_states.storage_offset()) // hidden_states.stride(0)
-                self._use(self._named[1][first : first + len(part)])
+                self._use(self._active[1][first : first + len(part)])
                 return logits_of(part)
 
             return compute(adapted, hidden_states, *arguments)
@@ -53,19 +56,19 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
         return batch
 
     def _set_active_loras(
-        self, of_requests: Names, of_tokens: Names, adapters: Any, *args: Any, **kwargs: Any
+        self, of_requests: AdapterIds, of_tokens: AdapterIds, adapters: Any, *args: Any, **kwargs: Any
     ) -> None:  # fmt: skip
         verified, self._verified = self._verified, None
-        self._named = of_requests, of_tokens, adapters
+        self._active = of_requests, of_tokens, adapters
         if verified is not None:
             of_requests = tuple(np.repeat(of_requests, verified + 1).tolist())
         super()._set_active_loras(of_requests, of_tokens, adapters, *args, **kwargs)
 
     def adapt(self, rows: Rows) -> None:
-        """From here on the target runs over one token of each request in `rows`. The next step names its own."""
+        """Set the adapters for passes of the target over one token of each request in `rows`, until the next step."""
         if self.lora_config is not None:
-            of_requests = self._named[0]
+            of_requests = self._active[0]
             self._use(tuple(of_requests[row] for row in rows.tolist()))
 
-    def _use(self, names: Names) -> None:
-        super()._set_active_loras(names, names, self._named[2])
+    def _use(self, adapter_ids: AdapterIds) -> None:
+        super()._set_active_loras(adapter_ids, adapter_ids, self._active[2])

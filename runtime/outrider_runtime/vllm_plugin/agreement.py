@@ -1,4 +1,7 @@
-"""Tensor parallelism: what one rank leaves out all leave out, or the others wait in a collective for ever."""
+"""Agreement among tensor-parallel ranks on failures of a drafter.
+
+If one rank leaves a drafter out, all must: the others would wait for it in a collective forever.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ class Failed(Enum):
 
 
 class RanksDisagreeError(RuntimeError):
-    """A drafter has failed on some ranks in the midst of its passes. The others wait there for these ranks' part of a
-    sum, and would get that of the target's next step: the engine ends, at once and on all ranks."""
+    """A drafter failed on some ranks in the middle of its passes, so the engine ends on all ranks.
+
+    The other ranks wait for their part of an all-reduce, and would get that of the target's next step.
+    """
 
     def __init__(self, drafter: str, failure: str) -> None:
         where = f"on this rank alone ({failure})" if failure else "on another rank alone"
@@ -25,19 +30,19 @@ class RanksDisagreeError(RuntimeError):
 
 
 Agreement = Callable[[bool], Failed]
-"""Whether something failed on this rank -> where it did. Every rank asks at the same places."""
+"""Takes whether something failed on this rank, and returns the ranks on which it failed. All ranks call it together."""
 
 
 def alone(failed: bool) -> Failed:
-    """One rank has nobody to agree with."""
+    """Agree in an engine of one rank."""
     return Failed.EVERYWHERE if failed else Failed.NOWHERE
 
 
 def among(group: distributed.ProcessGroup) -> Agreement:
-    """Through the ranks' group on the CPU, so that nobody waits for a device: some ten microseconds on one machine.
+    """Make the agreement of a process group on the CPU. It waits for no device; one call takes some ten microseconds.
 
-    A rank comes here while the device still waits in a sum of the drafter's: the host only launches those. Where it
-    would wait itself, on CPUs, there is no tensor parallelism.
+    A rank comes here while its device may still wait in an all-reduce of the drafter, which the host only launches. On
+    CPUs, where the host itself would wait, there is no tensor parallelism.
     """
     ranks = distributed.get_world_size(group)
     if ranks == 1:

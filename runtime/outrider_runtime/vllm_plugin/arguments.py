@@ -1,4 +1,4 @@
-"""The arguments of vLLM's engine: what the plugin needs, then what the user set."""
+"""The arguments of vLLM's engine: those that the plugin needs, then the user's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu_worker.OutriderGPUWorker"
 LOOKAHEAD_TOKENS = "outrider_lookahead_tokens"
 """Key of vLLM's `additional_config`, which every process of an engine has: see `draft_room`."""
 DEFAULT_MAX_NUM_SEQS = {256, 1024}
-"""Of vLLM's server on smaller and on larger GPUs."""
+"""Defaults of vLLM's server on smaller and on larger GPUs."""
 
 
 def engine_arguments(plan: LaunchPlan) -> list[str]:
-    """Arguments of vLLM's own server, the model first. The user's extra arguments come last."""
+    """Return the arguments of vLLM's own server: the model first, the user's extra arguments last."""
     boot = plan.boot
     arguments = [
         target_location(plan),
@@ -52,15 +52,15 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def _served_names(boot: BootConfig) -> list[str]:
-    """The target's name comes first: answers carry it."""
+    """Return the served names, the target's first: responses carry the first name."""
     names = dict.fromkeys((boot.target.name, *boot.engine.served_model_names))
     return [f"--served-model-name={boot.target.name}"] if len(names) == 1 else ["--served-model-name", *names]
 
 
 def _dtype(plan: LaunchPlan) -> Dtype:
-    """As for every engine, but vLLM computes in 16 bits where weights are quantised."""
-    asked, dtype = plan.boot.engine.dtype, engine_dtype(plan.boot)
-    return asked if dtype is not asked and _is_quantised(plan) else dtype
+    """Return the dtype: that of every engine, except that vLLM chooses it for quantised weights."""
+    configured, dtype = plan.boot.engine.dtype, engine_dtype(plan.boot)
+    return configured if dtype is not configured and _is_quantised(plan) else dtype
 
 
 def _is_quantised(plan: LaunchPlan) -> bool:
@@ -73,31 +73,31 @@ def _is_quantised(plan: LaunchPlan) -> bool:
 
 
 def server_arguments(plan: LaunchPlan) -> list[str]:
-    """engine_arguments, for an engine whose worker is a process of its own where vLLM makes it one."""
+    """Return `engine_arguments` for a server, in which vLLM may run the worker as a process of its own."""
     model, *arguments = engine_arguments(plan)
     executor = [f"--distributed-executor-backend={CPU_EXECUTOR_CLASS}"] if plan.boot.accelerator.on_cpu else []
     return [model, *executor, *arguments]
 
 
 def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
-    """vLLM's speculative config: that of the pool's primary drafter; None without a pool."""
+    """Return vLLM's speculative config: that of the pool's primary drafter; None without a pool."""
     if plan.pool.primary is None:
         return None
     return member_config(plan.pool.primary, plan)
 
 
 def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
-    """What vLLM's SpeculativeConfig takes for one drafter of the pool."""
+    """Return the arguments of vLLM's SpeculativeConfig for one drafter of the pool."""
     boot = plan.boot
-    # With a table of lengths vLLM takes their number for one that varies; it says nothing else here: the scheduler sets
-    # the number itself at every step, and graphs are captured for all (`capture_every_length`).
+    # A table of lengths tells vLLM that the length varies. Its content does not matter: the scheduler sets the length
+    # at every step, and graphs are captured for all lengths (`capture_every_length`).
     most: dict[str, object] = {
         "num_speculative_tokens": boot.max_draft_tokens,
         "num_speculative_tokens_per_batch_size": [[1, 1, boot.max_draft_tokens]],
     }
     if drafter.prompt_lookup is not None:
         lookup = drafter.prompt_lookup
-        # vLLM schedules asynchronously for the one that searches on the device, and for no other name.
+        # vLLM schedules asynchronously only for the method that searches on the device.
         method = "ngram" if boot.accelerator.on_cpu else "ngram_gpu"
         return {
             **most, "method": method,
@@ -105,7 +105,7 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
         }  # fmt: skip
     if drafter.mtp is not None:
         return {**most, "method": "mtp"}
-    model, location = boot.target, target_location(plan)  # of one that drafts for itself
+    model, location = boot.target, target_location(plan)  # for self-speculation
     if drafter.neural is not None:
         model = drafter.neural.model
         location = plan.paths.models.location(model, draft_mount(drafter.name))
@@ -121,7 +121,7 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
 
 
 def _method(drafter: Drafter, plan: LaunchPlan) -> str:
-    """vLLM's name of a drafter that has a model."""
+    """Return vLLM's name of the method of a drafter that has a model."""
     if drafter.block is not None:
         return "dspark" if _draft_config(drafter, plan).block_kind == "DSpark" else "dflash"
     return "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model"
@@ -146,8 +146,11 @@ def _additional_config(plan: LaunchPlan) -> list[str]:
 
 
 def _heads_for_the_compiler(plan: LaunchPlan) -> dict[str, object]:
-    """vLLM keeps compiled code by a hash of its config, which knows the layers that a primary EAGLE head reads. What
-    the target hands out depends on all heads, and on the layers of a block draft."""
+    """Name all heads in vLLM's config, whose hash is the key of compiled code.
+
+    vLLM's own config names only the layers that a primary EAGLE head reads. But the target outputs hidden states for
+    all heads, and for block drafters.
+    """
     models = [drafter.eagle or drafter.block for drafter in plan.pool.hosted]
     heads = [head.model.wire() for head in models if head is not None]
     has_block = any(drafter.block is not None for drafter in plan.pool.hosted)
@@ -155,14 +158,14 @@ def _heads_for_the_compiler(plan: LaunchPlan) -> dict[str, object]:
 
 
 def _lookahead(plan: LaunchPlan) -> dict[str, object]:
-    """Tokens behind the last one that the widest member writes, where vLLM may not know it: a block and its anchor."""
+    """Tell vLLM how many tokens behind the last one the widest member writes: a block and its anchor."""
     blocks = [drafter for drafter in plan.pool.hosted if drafter.block is not None]
     return {LOOKAHEAD_TOKENS: plan.boot.max_draft_tokens + 1} if blocks else {}
 
 
 def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) -> list[str]:
     if plan.boot.accelerator.on_cpu:
-        # The compiler writes C++ on a CPU; an image without build tools would die of that while it warms up.
+        # vLLM's compiler needs a C++ compiler on a CPU; an image without one would fail during warm-up.
         return [] if shutil.which("g++") else ["--enforce-eager"]
     if speculative is None or _names_graphs(plan.boot.engine.extra_args):
         return []
@@ -172,22 +175,28 @@ def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) ->
 
 
 def _names_graphs(extra_arguments: list[str]) -> bool:
-    """Whether the user chooses the graphs: vLLM refuses sizes that two arguments name."""
+    """Return whether the user chooses the graphs: vLLM refuses sizes in two arguments."""
     flags = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--compilation-config")
     return any(argument.replace("_", "-").startswith(flags) for argument in extra_arguments)
 
 
 def _max_num_seqs(extra_arguments: list[str]) -> set[int]:
-    """What it may be: vLLM refuses what is no number, and its own default hangs on the device."""
+    """Return the possible values of max_num_seqs: the user's, or vLLM's defaults, which depend on the device.
+
+    vLLM itself refuses a value that is not a number.
+    """
     words = [word for argument in extra_arguments for word in argument.split("=", 1)]
-    given = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--max-num-seqs"]
-    chosen = given[-1] if given else ""
+    values = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--max-num-seqs"]
+    chosen = values[-1] if values else ""
     return {int(chosen)} if chosen.isdecimal() and int(chosen) else DEFAULT_MAX_NUM_SEQS
 
 
 def prepare_vllm(*, worker_is_here: bool = False) -> None:
-    """Call in the process that makes vLLM's config, before it does. Imports vLLM, so its environment must be there
-    (`launch.prepare`). worker_is_here: the engine runs in this very process, worker included."""
+    """Prepare the process that makes vLLM's config; call it before that.
+
+    It imports vLLM, so the environment must be set (`launch.prepare`). worker_is_here: whether the whole engine, worker
+    included, runs in this process.
+    """
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
 
@@ -196,7 +205,9 @@ def prepare_vllm(*, worker_is_here: bool = False) -> None:
 
     @functools.wraps(SamplingParams._validate_spec_decode)
     def accept(*_arguments: object) -> None:
-        """vLLM refuses `min_p` and `logit_bias` where speculation is configured, for the sake of its first runner. The
-        second one applies both before it verifies."""
+        """Accept `min_p` and `logit_bias` together with speculation, which vLLM's first model runner cannot combine.
+
+        The second one, used here, applies both before it verifies.
+        """
 
     SamplingParams._validate_spec_decode = accept

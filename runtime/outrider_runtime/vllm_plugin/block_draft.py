@@ -1,7 +1,7 @@
-"""Block drafters (DFlash, DFlash2, DSpark) as members of the pool: one pass over a block of masks proposes every token.
+"""Block drafters (DFlash, DFlash2, DSpark) as members of the pool: one pass over a block of masks proposes all tokens.
 
-A member keeps keys and values of the context, which it makes of the target's hidden states without a pass: a draft
-length of 0 costs a projection. Hidden states are gone after their step, so a KV gap stays.
+A member caches keys and values of the context. It projects them from the target's hidden states without a pass, so a
+draft length of 0 costs a projection. Hidden states are not kept after their step, so a KV gap stays.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
 from outrider_runtime.vllm_plugin.block_edges import clear_past_last_block
-from outrider_runtime.vllm_plugin.confident import LEAST_PROBABILITY, Confident
+from outrider_runtime.vllm_plugin.confident import MIN_PROBABILITY, Confident
 from outrider_runtime.vllm_plugin.layer_names import named, tagged
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
 
 MAY_LACK = {**FROM_TARGET, "mask_embedding": "has_own_mask_embedding"}
-"""vLLM has a parameter for the mask's embedding even where a checkpoint's mask is a token of the vocabulary."""
+"""Weights that a checkpoint may lack. If its mask is a token of the vocabulary, it has no embedding for the mask."""
 
 
 class BlockMember(Confident, ReadsLayers):
-    """The first base, before vLLM's speculator."""
+    """The common part of block drafters: the first base class, before vLLM's speculator."""
 
     loader_module: ClassVar[Any] = utils
     """Module in which vLLM's loader looks up `get_model`."""
@@ -61,7 +61,7 @@ class BlockMember(Confident, ReadsLayers):
         self, input_batch: Any, *arguments: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None,
         **keywords: Any,
     ) -> torch.Tensor:  # fmt: skip
-        """Proposals of the whole block, whatever the number; at 0 the context's keys and values alone are written."""
+        """Propose the whole block for any length above 0; for 0 only write the context's keys and values."""
         graphs = self.query_cudagraph_manager
         self._feeds_only = num_speculative_tokens == 0
         try:
@@ -76,7 +76,10 @@ class BlockMember(Confident, ReadsLayers):
             self.query_cudagraph_manager = graphs
 
     def _clear_stale_pages(self, input_batch: Any) -> None:
-        """vLLM's kernel writes nothing into page 0; what stands behind a request's last page is another request's."""
+        """Clear block-table entries behind a request's last page: they belong to other requests.
+
+        vLLM's kernel writes nothing into page 0.
+        """
         tables = self.block_tables  # type: ignore[attr-defined]
         for group in self.draft_kv_cache_group_ids:  # type: ignore[attr-defined]
             counts = tables.num_blocks.gpu[group][input_batch.idx_mapping]
@@ -84,7 +87,7 @@ class BlockMember(Confident, ReadsLayers):
             clear_past_last_block(table, counts, self.num_query_per_req, tables.block_sizes[group])  # type: ignore[attr-defined]
 
     def _build_uniform_attn_metadata(self, *arguments: Any, **keywords: Any) -> Any:
-        """The pass's; a KV projection attends to nothing."""
+        """Build the metadata of a pass; a KV projection needs none."""
         return None if self._feeds_only else super()._build_uniform_attn_metadata(*arguments, **keywords)  # type: ignore[misc]
 
     def _generate_draft(self, *arguments: Any, **keywords: Any) -> None:
@@ -123,20 +126,20 @@ class DSpark(BlockMember, DSparkSpeculator):  # type: ignore[misc]
             super()._maybe_predict_acceptance(*arguments)
 
     def _generate_draft(self, num_reqs: int, *arguments: Any, **keywords: Any) -> None:
-        """A checkpoint's own head, which is trained for it, says more of a token than its log-odds do."""
+        """Use the checkpoint's confidence head, if it has one: it predicts acceptance better than log-odds do."""
         self.use_confidence_head = self._has_confidence_head and self.gives_confidence
         super()._generate_draft(num_reqs, *arguments, **keywords)
         if self.use_confidence_head and not self._feeds_only:
             tokens = num_reqs * self.num_speculative_steps
             probabilities = self.draft_token_confidence_probs[:num_reqs].flatten()  # (tokens,)
             self._note_confidence(
-                torch.logit(probabilities.float(), eps=LEAST_PROBABILITY), self.sample_idx_mapping[:tokens],
+                torch.logit(probabilities.float(), eps=MIN_PROBABILITY), self.sample_idx_mapping[:tokens],
                 self.sample_col[:tokens],
             )  # fmt: skip
 
 
 def block_draft(vllm_config: Any, device: torch.device, prefix: str | None, tokens: int) -> Any:
-    """The member for what its checkpoint is; it proposes so many tokens, whatever the engine's most."""
+    """Make the member for a checkpoint. tokens: the length of its block, independent of the engine's longest draft."""
     kinds = {"DFlash2DraftModel": DFlash2, "DFlashDraftModel": DFlash}
     speculative = copy.copy(vllm_config.speculative_config)
     kind = DSpark if speculative.method == "dspark" else kinds[speculative.draft_model_config.architectures[0]]

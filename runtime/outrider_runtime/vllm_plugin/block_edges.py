@@ -1,4 +1,4 @@
-"""KV pages behind a request's last one: entries of a block table that an earlier request of its row has left."""
+"""Stale entries of a block table: pages behind a request's last one, left by an earlier request of its row."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import torch
 
 
 def clear_past_last_block(table: torch.Tensor, counts: torch.Tensor, tokens: int, page_tokens: int) -> None:
-    """Set to 0 the entries behind each row's `counts` (rows,) pages that `tokens` more tokens may reach. 0 is the page
-    that no request owns.
+    """Set stale entries that `tokens` more tokens may reach to 0, the page that no request owns.
 
-    table: (rows, pages).
+    table: (rows, pages). counts: (rows,), pages of each row's request.
     """
     widest = table.shape[1]
     reach = torch.arange(1 + -(-tokens // page_tokens), device=table.device)

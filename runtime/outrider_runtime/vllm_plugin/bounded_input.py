@@ -1,7 +1,7 @@
-"""Requests on their way to the engine: what its sampler has no room for is refused.
+"""Refuses requests whose parameters do not fit into the sampler's tables.
 
-Each request has a row of fixed width in the sampler's tables. vLLM finds out in the worker that a row is too short, and
-that ends the engine for everybody; here it is the request's own error, whichever API it came by.
+Each request has a row of fixed width there. Without this check vLLM's worker fails at a row that is too short, which
+ends the engine. Here it is an error of the one request, for every API.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from vllm.v1.worker.gpu.sample import logit_bias
 
 class BoundedInput(InputProcessor):  # type: ignore[misc]  # vLLM is untyped here
     def process_inputs(self, *arguments: Any, **named: Any) -> Any:
-        """Raises VLLMValidationError (400), which names the field. Words are tokens and the model's own stop tokens are
-        known only here."""
+        """Check a request after its words became tokens, and its stop tokens are known.
+
+        Raises VLLMValidationError (HTTP 400), which names the field.
+        """
         request = super().process_inputs(*arguments, **named)
         if request.sampling_params is not None:
             check_rows(request.sampling_params)
@@ -27,7 +29,7 @@ class BoundedInput(InputProcessor):  # type: ignore[misc]  # vLLM is untyped her
 
 
 def check_rows(params: SamplingParams) -> None:
-    """params: as the worker gets them. Raises VLLMValidationError."""
+    """Check the parameters that the worker gets. Raises VLLMValidationError."""
     for field, tokens, room in _rows(params):
         if tokens > room:
             sentence = f"{field} takes {tokens} tokens, and the engine has room for {room}; send fewer"
@@ -35,7 +37,7 @@ def check_rows(params: SamplingParams) -> None:
 
 
 def _rows(params: SamplingParams) -> Iterator[tuple[str, int, int]]:
-    """Field, tokens, and the most that its row holds."""
+    """Yield each field with its tokens, and the most tokens that its row holds."""
     yield "logit_bias", len(params.logit_bias or ()), logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
     yield "allowed_token_ids", len(params.allowed_token_ids or ()), logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
     yield "bad_words", sum(map(len, params.bad_words_token_ids or ())), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS

@@ -1,4 +1,4 @@
-"""The executor on a CPU: asks its worker for nothing that came with the step's output."""
+"""The executor on a CPU, without the call for proposals: they come with the step's output."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 class OutriderCPUExecutor(MultiprocExecutor):  # type: ignore[misc]  # vLLM is untyped here
     def take_draft_token_ids(self) -> None:
-        """They came with the output, see `PoolRunner`."""
+        """Return None: proposals come with the output, see `PoolRunner`."""

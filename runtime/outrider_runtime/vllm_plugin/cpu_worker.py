@@ -1,7 +1,7 @@
-"""Worker on a CPU, where every step is synchronous.
+"""Worker on a CPU, where every step is synchronous and one call.
 
-The worker is a process of its own here (OpenMP wants one), and a call to it costs up to two milliseconds while both
-cores are busy. vLLM makes three of them in a step that may propose; here a step is one call.
+The worker is a process of its own, for OpenMP's sake. A call to it costs up to two milliseconds on busy cores, and vLLM
+makes three calls in a step that may propose.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OutriderCPUWorker(PoolWorker, cpu_worker.CPUWorker):  # type: ignore[misc]
         return super().compile_or_warm_up_model()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """The whole step, but where a grammar's mask is on its way: the scheduler makes it while the target runs."""
+        """Run the whole step in one call, unless the scheduler makes a grammar's mask while the target runs."""
         output = super().execute_model(scheduler_output)
         masked = scheduler_output.has_structured_output_requests
         if output is None and get_pp_group().is_last_rank and not masked and not self.scheduler_config.async_scheduling:

@@ -6,14 +6,14 @@ from typing import Any
 
 from vllm.v1.engine.core import EngineCoreProc
 
-from outrider_runtime.vllm_plugin.cause import told
+from outrider_runtime.vllm_plugin.cause import note_cause
 
 _run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*arguments: Any, **named: Any) -> None:
-    """vLLM's; what ends it is told. A function of this module: the server's process hands it on by its name."""
-    with told():
+    """vLLM's; notes what ends it. A function of this module: the server's process hands it on by its name."""
+    with note_cause():
         _run_engine_core(*arguments, **named)
 
 

@@ -65,7 +65,7 @@ def drafter_memory(weights: int, own: int, every: int, tokens: int, *, shares_wi
     return DrafterMemory(weight_bytes=weights, kv_bytes_per_token=own, concurrency_percent=round(100 * share, 2))
 
 
-class Takes(NamedTuple):
+class MemoryUse(NamedTuple):
     """What a drafter takes before the KV cache has its size."""
 
     weight_bytes: int
@@ -73,19 +73,21 @@ class Takes(NamedTuple):
     """Of one request of the longest length."""
 
 
-def left_out_to_fit(takes: Mapping[str, Takes], lacking: int, *, shares_with_kv: bool) -> list[str]:
-    """Drafters without which `lacking` bytes more are there for KV, the dearest first; empty where even all of them are
-    not enough: it is the target that does not fit."""
-    frees = {name: one.kv_bytes + (one.weight_bytes if shares_with_kv else 0) for name, one in takes.items()}
-    found = []
-    for name in sorted(frees, key=lambda name: frees[name], reverse=True):
+def left_out_to_fit(takes: Mapping[str, MemoryUse], lacking: int, *, shares_with_kv: bool) -> list[str]:
+    """Choose drafters whose removal frees `lacking` bytes for KV, the largest first.
+
+    The result is empty if removing all drafters is not enough: then the target itself does not fit.
+    """
+    freed = {name: use.kv_bytes + (use.weight_bytes if shares_with_kv else 0) for name, use in takes.items()}
+    removed = []
+    for name in sorted(freed, key=lambda name: freed[name], reverse=True):
         if lacking > 0:
-            found.append(name)
-            lacking -= frees[name]
-    return found if lacking <= 0 else []
+            removed.append(name)
+            lacking -= freed[name]
+    return removed if lacking <= 0 else []
 
 
-def does_not_fit(takes: Mapping[str, Takes], free: int, needed: int, longest: int) -> str:
+def does_not_fit(takes: Mapping[str, MemoryUse], free: int, needed: int, longest: int) -> str:
     """free: bytes that are left for KV. needed: what a request of `longest` tokens takes of them."""
     drafters = "; ".join(
         f"{name} takes {_mib(one.weight_bytes)} of weights and {_mib(one.kv_bytes)} of such a request"
@@ -97,12 +99,12 @@ def does_not_fit(takes: Mapping[str, Takes], free: int, needed: int, longest: in
     )
 
 
-def dearest(takes: Mapping[str, Takes]) -> str | None:
+def heaviest(takes: Mapping[str, MemoryUse]) -> str | None:
     """The drafter whose weights take most; None where none has any of its own."""
     return max(takes, key=lambda name: takes[name].weight_bytes, default=None)
 
 
-def no_room_for_graphs(name: str, takes: Takes) -> str:
+def no_room_for_graphs(name: str, takes: MemoryUse) -> str:
     return (
         f"memory ended while the target's graphs were captured; {name} takes {_mib(takes.weight_bytes)} of weights. "
         "Lower --gpu-memory-utilization in engine.extraArgs, or take a smaller draft"

@@ -1,8 +1,8 @@
-"""What scheduler and worker tell each other. Both travel as one attribute on vLLM's own step messages.
+"""Messages between scheduler and worker, sent as one attribute of vLLM's own step messages.
 
-vLLM pickles `SchedulerOutput` and `ModelRunnerOutput` with their whole `__dict__`, so no channel of our own is
-needed, and an order can never meet the wrong step. Drafters are numbers, their places in `Pool.hosted`; requests are
-in the order of the step's `num_scheduled_tokens`.
+vLLM pickles `SchedulerOutput` and `ModelRunnerOutput` with their whole `__dict__`. So no separate channel is needed,
+and an order always arrives with its step. Drafters are numbers, their positions in `HostedPool.hosted`; requests are in
+the order of the step's `num_scheduled_tokens`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from outrider_runtime.loop.orders import Order
 
 ATTRIBUTE = "outrider"
 IDLE = -1
+"""In place of a draft length: the drafter does not run."""
 Numbers = npt.NDArray[np.int8]
 
 
@@ -30,17 +31,19 @@ def numbers(values: Any) -> Numbers:
 
 
 class VerifyOrder(NamedTuple):
-    """Scheduler to worker: how the device chooses, among the step's placeholders, the tokens that are verified; see
-    `device_ranking`."""
+    """Scheduler to worker: how the device chooses the proposals to verify among the step's placeholders.
+
+    See `device_ranking`.
+    """
 
     tokens: int
-    """Proposals to verify; no fewer than are forced."""
+    """Proposals to verify over all requests; never fewer than the forced ones."""
     forced: Numbers
-    """(requests,): first tokens of each that are verified if they are real."""
+    """(requests,): leading tokens of each request that are verified if they are real."""
     weights: npt.NDArray[np.float32]
-    """(requests,)"""
+    """(requests,): factor of a request's scores."""
     arm: Numbers | None = None
-    """(requests,): arm of the draft canary; each has tokens of its own. None: no canary."""
+    """(requests,): arm of the draft canary; each arm has its own share of `tokens`. None: no canary."""
     arm_tokens: tuple[int, ...] = ()
     """Parts of `tokens`, by arm."""
 
@@ -51,35 +54,36 @@ class DraftOrder(NamedTuple):
     draft_tokens: int
     """K; 0 for no proposals."""
     passes: Numbers
-    """(drafters,): tokens that each proposes for a request; 0: its first pass only, which keeps its KV whole; IDLE: it
+    """(drafters,): draft length of each drafter. 0: only its first pass runs, which keeps its KV complete; `IDLE`: it
     does not run."""
     chosen: Numbers
-    """(requests,): whose proposals each gets; NOBODY: none."""
+    """(requests,): the drafter whose proposal each request gets; `NOBODY`: none."""
     second: Numbers
-    """(requests,): whose it gets where its own drafter finds nothing."""
+    """(requests,): the drafter whose proposal the request gets if the first has none."""
     step: int = 0
     gaps: tuple[KVGap, ...] = ()
-    """What draft models run over before they propose."""
+    """KV gaps that draft models fill before they propose."""
     verify: VerifyOrder | None = None
-    """The order for this step's own placeholders; None: all of them are verified."""
+    """The order for this step's own placeholders; None: all placeholders are verified."""
     calibration: Calibration | None = None
-    """What the drafters' confidences mean; None: nothing is known of it."""
+    """Calibration of the drafters' confidences; None: unknown."""
 
     def gaps_of(self, drafter: int) -> list[KVGap]:
         return [gap for gap in self.gaps if gap.drafter == drafter]
 
 
 def idle_order(drafters: int, requests: int) -> DraftOrder:
-    """Nobody runs, and no books know of it."""
+    """Make an order in which no drafter runs, for a step that the loop does not know."""
     chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)
     return DraftOrder(0, np.full(drafters, IDLE, dtype=np.int8), chosen, second)
 
 
 def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str], scheduled: Ints) -> VerifyOrder | None:
-    """The plan's order to the device, as the worker needs it. None: all that is scheduled is verified.
+    """Convert the plan's device order to the worker's form. None: all that is scheduled is verified.
 
-    planned: the requests that the plan is for. names: of the step's, which may be others. scheduled: (N,), their
-    placeholders."""
+    planned: requests of the plan. names: requests of the step, which may differ. scheduled: (N,), placeholders of the
+    step's requests.
+    """
     device = plan.device
     if device is None or not scheduled.any():
         return None
@@ -90,7 +94,7 @@ def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str],
     if device.arm is None:
         tokens = min(max(device.tokens, int(forced.sum())), int(scheduled.sum()))
         return VerifyOrder(tokens, forced.astype(np.int8), weights)
-    arm = np.where(rows >= 0, np.maximum(device.arm[rows], 0), 0)  # a request of no arm goes with the first
+    arm = np.where(rows >= 0, np.maximum(device.arm[rows], 0), 0)  # a request without an arm counts in the first
     parts = tuple(
         min(max(part, int(forced[arm == number].sum())), int(scheduled[arm == number].sum()))
         for number, part in enumerate(device.arm_tokens)
@@ -99,7 +103,7 @@ def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str],
 
 
 def draft_order(step: int, order: Order) -> DraftOrder:
-    """The loop's order as the worker needs it."""
+    """Convert the loop's order to the worker's form."""
     plan = order.plan
     ranks = np.full((2, plan.asked.shape[1]), NOBODY, dtype=np.int8)
     ranks[: len(plan.asked)] = plan.asked[:2]
@@ -109,22 +113,24 @@ def draft_order(step: int, order: Order) -> DraftOrder:
 
 @dataclass(slots=True)
 class DraftReport:
-    """What came of one step's order. In asynchronous scheduling it travels with a later step's output: nobody waits
-    for the device."""
+    """Results of one step's order; see `loop.steps.DraftingResult`.
+
+    In asynchronous scheduling it travels with a later step's output, so that the host never waits for the device.
+    """
 
     step: int
     seconds: npt.NDArray[np.float64]
-    """(drafters,): the device's time; NaN where a drafter did not run to its end."""
+    """(drafters,): seconds of each drafter on the device; NaN if it did not run to its end."""
     proposed: Numbers
-    """(requests,): real proposals of each."""
+    """(requests,): tokens really proposed for each request."""
     proposer: Numbers
-    """(requests,): whose they are."""
+    """(requests,): the drafter that proposed them."""
     catch_up_s: dict[int, float] = field(default_factory=dict)
-    """Drafter -> what closing its gaps of the order took, which `seconds` does not hold; absent: none are closed."""
+    """Seconds of filling KV gaps, by drafter, not included in `seconds`; absent: no gap was filled."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
+    """Reason of a failure in a sentence, by drafter; its proposals of this step were dropped."""
     confidence: Numbers | None = None
-    """(requests, most tokens): see `loop.confidences`; of proposals that are real."""
+    """(requests, most tokens): confidences of real proposals, see `loop.confidences`."""
 
 
 @dataclass(slots=True)
@@ -132,13 +138,13 @@ class StepReport:
     """Worker to scheduler, with the output of a step."""
 
     target_s: float
-    """The device's time from the step's beginning to its sampled tokens."""
+    """Seconds on the device from the start of the step to its sampled tokens."""
     drafts: list[DraftReport] = field(default_factory=list)
-    """Of the steps whose drafting is over since the last report, in their order."""
+    """Reports of the steps whose drafting ended since the last report, in their order."""
     proposals: Any = None
-    """vLLM's DraftTokenIds, a ragged list; None in asynchronous scheduling, which leaves them on the device."""
+    """vLLM's DraftTokenIds; None in asynchronous scheduling, which leaves proposals on the device."""
     verified: Numbers | None = None
-    """(requests,): placeholders of each that the target scored; None: all that were scheduled."""
+    """(requests,): placeholders of each request that the target scored; None: all that were scheduled."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:
@@ -146,7 +152,7 @@ def attach(message: Any, content: DraftOrder | StepReport) -> None:
 
 
 def attached_order(scheduler_output: Any) -> DraftOrder | None:
-    """None for vLLM's own dummy steps (warm-up, profiling of memory)."""
+    """Return the order of a step; None for vLLM's own dummy steps (warm-up, profiling of memory)."""
     return getattr(scheduler_output, ATTRIBUTE, None)
 
 

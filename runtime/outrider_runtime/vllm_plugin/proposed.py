@@ -51,7 +51,7 @@ def _confidence(member: Any, tokens: torch.Tensor, slots: torch.Tensor | None) -
     return log_odds[slots, : tokens.shape[1]]
 
 
-def give_each_its_own(tokens: torch.Tensor, found: Mapping[int, Proposed], step: DraftingStep) -> torch.Tensor:
+def assign_proposals(tokens: torch.Tensor, found: Mapping[int, Proposed], step: DraftingStep) -> torch.Tensor:
     """Fills `tokens` (requests, most) by what the step orders; found: by member. What `DraftingStep.end` takes."""
     tokens.fill_(FILLER)
     made = torch.zeros(2 + tokens.shape[1], tokens.shape[0], dtype=torch.int8, device=tokens.device)
@@ -76,7 +76,7 @@ def give_each_its_own(tokens: torch.Tensor, found: Mapping[int, Proposed], step:
 
 def acceptance(made: torch.Tensor, calibration: Calibration | None) -> torch.Tensor:
     """(requests, most): P(token accepted, its parent was), by the drafter's own confidence; 0: no proposal. made: as
-    `give_each_its_own` returns it. calibration: None where nothing is known, and all real ones are alike."""
+    `assign_proposals` returns it. calibration: None where nothing is known, and all real ones are alike."""
     lengths, proposers, confidence = made[0], made[1].long(), made[2:].T
     real_ones = torch.arange(confidence.shape[1], device=made.device) < lengths[:, None]
     if calibration is None:

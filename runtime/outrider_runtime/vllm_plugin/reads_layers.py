@@ -20,12 +20,12 @@ class ReadsLayers:
         named_in_config = get_eagle3_aux_layers_from_config(self.speculative_config)
         return {*(named_in_config or target_model.get_eagle3_default_aux_hidden_state_layers())}
 
-    def reads(self, target_model: Any, handed_out: set[int]) -> None:
-        """handed_out: layers whose hidden states the target gives, in their order."""
+    def reads(self, target_model: Any, exposed: set[int]) -> None:
+        """exposed: layers whose hidden states the target gives, in their order."""
         mine = self.layers(target_model)
-        self._places = [place for place, layer in enumerate(sorted(handed_out)) if layer in mine]
+        self._places = [place for place, layer in enumerate(sorted(exposed)) if layer in mine]
 
-    def its_own(self, aux_hidden_states: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
+    def own_states(self, aux_hidden_states: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
         """States that the member was trained on, each (tokens, width), of all that the target handed out."""
         if aux_hidden_states is None or self._places is None:
             return aux_hidden_states

@@ -38,7 +38,7 @@ from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits, capture_every_length, verification
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
-from outrider_runtime.vllm_plugin.memory import dearest, does_not_fit, left_out_to_fit, no_room_for_graphs
+from outrider_runtime.vllm_plugin.memory import does_not_fit, heaviest, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.mtp_head import MTPHead
 from outrider_runtime.vllm_plugin.prompt_lookup_member import PromptLookupMember
@@ -71,13 +71,13 @@ class PoolRunner(RunnerWithAdapters):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM has the target hand out what one head reads, and ends where it cannot."""
-        with mock.patch.object(model_runner, "set_eagle3_aux_hidden_state_layers", self._hand_out):
+        with mock.patch.object(model_runner, "set_eagle3_aux_hidden_state_layers", self._expose_hidden_states):
             super().load_model(*args, **kwargs)
 
-    def _hand_out(self, target_model: Any, _speculative_config: Any) -> None:
-        self.use_aux_hidden_state_outputs = self.speculator.hand_out(target_model)
+    def _expose_hidden_states(self, target_model: Any, _speculative_config: Any) -> None:
+        self.use_aux_hidden_state_outputs = self.speculator.expose_hidden_states(target_model)
 
-    def leave_out_what_does_not_fit(self, free_bytes: int) -> None:
+    def leave_out_to_fit(self, free_bytes: int) -> None:
         """Where the KV cache cannot hold a request of the longest length vLLM ends: it is started again without the
         drafters that are noted here."""
         config, specs = self.vllm_config, self.get_kv_cache_spec()
@@ -86,7 +86,7 @@ class PoolRunner(RunnerWithAdapters):
         try:
             check_enough_kv_cache_memory(config, specs, free_bytes)
         except ValueError:
-            takes, on_gpu = self.speculator.takes(specs), self.device.type != "cpu"
+            takes, on_gpu = self.speculator.memory_use(specs), self.device.type != "cpu"
             needed = sum(spec.max_memory_usage_bytes(config) for spec in specs.values())
             reason = does_not_fit(takes, free_bytes, needed, config.model_config.max_model_len)
             for name in left_out_to_fit(takes, max(1, needed - free_bytes), shares_with_kv=on_gpu):
@@ -116,8 +116,8 @@ class PoolRunner(RunnerWithAdapters):
         try:
             return super().capture_model(*args, **kwargs)
         except torch.OutOfMemoryError:
-            takes = {} if self.speculator is None else self.speculator.takes(self.get_kv_cache_spec())
-            name = dearest(takes)
+            takes = {} if self.speculator is None else self.speculator.memory_use(self.get_kv_cache_spec())
+            name = heaviest(takes)
             if name is not None:
                 note_failure(name, no_room_for_graphs(name, takes[name]))
             raise

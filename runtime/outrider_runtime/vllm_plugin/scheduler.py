@@ -67,7 +67,7 @@ from outrider_runtime.worker_notes import read_device_ranks, read_drafter_layers
 
 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
-    """The scheduler for the resolved config. Raises RuntimeError where the loop cannot run."""
+    """Make the scheduler for the resolved config. Raises RuntimeError if the loop cannot run."""
     check_engine_version()
     if current_platform.is_cpu():
         cpu.allow_second_runner()  # vLLM checks its config once more in this process
@@ -81,7 +81,7 @@ def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Sc
 
 
 class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
-    """The loop, for either scheduler; comes before vLLM's class in the order of methods."""
+    """The control loop inside vLLM's scheduler: the first base class, before vLLM's own."""
 
     running: list[Request]
     max_num_scheduled_tokens: int
@@ -104,35 +104,37 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         )  # fmt: skip
         self._scheduled_at = time.monotonic()
         self._planned: list[str] = []
-        """Requests that the last verify plan is for."""
+        """Requests that the last verification plan is for."""
         self._draft_blocks = DraftBlocks(
             self.kv_cache_manager.coordinator, self.block_size, read_drafter_layers(plan.paths.run_dir)
         )
-        self._stepper = self._new_books()
+        self._stepper = self._new_stepper()
         if self._stepper.caches.in_blocks:
-            _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
+            _report_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
         self._token_budget = self.max_num_scheduled_tokens
-        """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
+        """The engine's budget; vLLM's attribute is lower while a tight SLO class is protected."""
         compile_all(self.outrider.settings)
         self.outrider_reporter = _reporter(plan, self.outrider)
         self.outrider_reporter.start()
 
-    def _new_books(self, after: Stepper | None = None) -> Stepper:
+    def _new_stepper(self, predecessor: Stepper | None = None) -> Stepper:
         return Stepper(
             self.outrider, block_size=self.block_size, block_ids=self._block_ids, now_s=time.monotonic(),
             reports_drafting=self.vllm_config.speculative_config is not None,
-            largest_graph_tokens=self._largest_graph, predecessor=after,
+            largest_graph_tokens=self._largest_graph, predecessor=predecessor,
         )  # fmt: skip
 
     @contextmanager
-    def _books(self) -> Iterator[Stepper]:
-        """Around all that the loop is asked or told: what raises there costs speculation for a while, and nobody an
-        answer. Books that raised are closed, and new ones opened."""
+    def _guard(self) -> Iterator[Stepper]:
+        """Guard each call of the loop: an exception suspends speculation for a while, and never fails a request.
+
+        A new Stepper replaces the one that raised.
+        """
         try:
             yield self._stepper
         except Exception as error:
             self.outrider.failed(error)
-            self._stepper = self._new_books(self._stepper)
+            self._stepper = self._new_stepper(self._stepper)
 
     # -- decide ---------------------------------------------------------------------------------------------------
 
@@ -146,17 +148,17 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return self._schedule_within(plan, throttle_prefills)
 
     def _plan_verify(self, running: list[Request]) -> VerifyPlan:
-        # A hot change waits until all of one decision has looked at the same classes.
-        with self._books() as books, self.outrider.lock:
-            books.requests.number_classes(self.outrider.class_names)
-            return self._plan_verify_now(books, running)
+        # The lock keeps the SLO classes unchanged during a decision.
+        with self._guard() as stepper, self.outrider.lock:
+            stepper.requests.number_classes(self.outrider.class_names)
+            return self._locked_verify_plan(stepper, running)
         return self._stepper.nothing_to_verify(len(running))
 
-    def _plan_verify_now(self, books: Stepper, running: list[Request]) -> VerifyPlan:
+    def _locked_verify_plan(self, stepper: Stepper, running: list[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
-            return books.nothing_to_verify(len(running))
+            return stepper.nothing_to_verify(len(running))
         seen = view(running)
-        plan = books.verify(seen, proposed(running), self._room(seen, self._next(), self._patience_used()))
+        plan = stepper.verify(seen, proposed(running), self._room(seen, self._next(), self._patience_used()))
         for request, length in zip(running, _placeholders(plan).tolist(), strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
@@ -164,8 +166,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return plan
 
     def _needs_verify_plan(self, running: list[Request]) -> bool:
-        """Whether there is anything to decide: proposals, or prompts that might break an SLO class's TPOT. In most
-        steps without speculation there is not."""
+        """Return whether there is anything to decide: proposals, or prompts that might break an SLO class's TPOT.
+
+        Most steps without speculation have neither.
+        """
         if any(request.spec_token_ids for request in running):
             return True
         return self.outrider.has_slo_classes and (
@@ -173,18 +177,22 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         )
 
     def _patience_used(self) -> float:
-        """By the request that waits in front, or one whose prompt is being read; preempted ones do not count."""
+        """Return the largest share of its patience that a request has used, before its first output token.
+
+        It looks at the first waiting request and at prefills; preempted requests do not count.
+        """
         if not self.outrider.has_slo_classes:
             return 0.0
         prompts = [request for request in self.running if not request.num_output_tokens]
         prompts += itertools.islice(self.waiting, 1)
         fresh = [request for request in prompts if request.status != RequestStatus.PREEMPTED]
-        return patience_used(self._scheduled_at, [(self._arrived_at(one), self._due_at(one)) for one in fresh])
+        times = [(self._arrived_at(request), self._due_at(request)) for request in fresh]
+        return patience_used(self._scheduled_at, times)
 
     def _schedule_within(self, plan: VerifyPlan, throttle_prefills: bool) -> SchedulerOutput:
-        """Schedule with a lower token budget and fewer new requests, so that no tight SLO class misses for them."""
+        """Schedule with a lower token budget and fewer new requests, to protect tight SLO classes."""
         if plan.token_budget is not None:
-            with self._books():
+            with self._guard():
                 self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
             unverified = 0 if plan.device is None else int(_placeholders(plan).sum()) - plan.device.tokens
             self.max_num_scheduled_tokens = min(plan.token_budget + unverified, self._token_budget)
@@ -205,15 +213,15 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def _plan_draft(self, scheduler_output: SchedulerOutput) -> None:
         requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
         order = idle_order(len(self.outrider.hosted), len(requests))
-        with self._books() as books:
+        with self._guard() as stepper:
             tokens, verified = scheduled(scheduler_output)
             seen = view(requests)
-            step, ordered = books.draft(seen, tokens, verified, self._room(seen), self._verify_plan)
+            step, ordered = stepper.draft(seen, tokens, verified, self._room(seen), self._verify_plan)
             order = draft_order(step, ordered)._replace(
                 verify=verify_order(self._verify_plan, self._planned, seen.names, verified),
                 calibration=self.outrider.calibration,
             )
-            if self.outrider.profiled_placeholders is not None:  # the worker fills those that nobody proposes for
+            if self.outrider.profiled_placeholders is not None:  # the worker fills those without a proposal
                 order = order._replace(draft_tokens=self.outrider.profiled_placeholders)
         attach(scheduler_output, order)
         scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
@@ -224,20 +232,20 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
-        came: ChainCounts | None = None
-        with self._books() as books:
-            books.on_draft_reports(report.drafts if report is not None else ())
-            # Before vLLM trims the lists of requests that stop.
-            ran = verified_counts(scheduler_output, report)
-            scored, trimmed = scored_counts(scheduler_output, ran), trimmed_counts(scheduler_output, ran)
-            came = ChainCounts(sampled_counts(model_runner_output, scored), scored, trimmed)
+        counts: ChainCounts | None = None
+        with self._guard() as stepper:
+            stepper.on_draft_reports(report.drafts if report is not None else ())
+            # vLLM's own method trims the token lists of requests that stop, so count before it.
+            verified = verified_counts(scheduler_output, report)
+            scored, trimmed = scored_counts(scheduler_output, verified), trimmed_counts(scheduler_output, verified)
+            counts = ChainCounts(sampled_counts(model_runner_output, scored), scored, trimmed)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
-        now = time.monotonic()
-        with self._books() as books:
-            tokens = books.requests.deliver(deliveries(outputs), now)
-            if order is not None and came is not None:
+        output_at = time.monotonic()
+        with self._guard() as stepper:
+            tokens = stepper.requests.deliver(deliveries(outputs), output_at)
+            if order is not None and counts is not None:
                 target_s = report.target_s if report is not None else math.nan
-                books.on_output(order.step, output_at=now, target_s=target_s, tokens=tokens, verdicts=came)
+                stepper.on_output(order.step, output_at=output_at, target_s=target_s, tokens=tokens, verdicts=counts)
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs
@@ -249,18 +257,18 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if request.request_id not in self.requests:  # it was the end of a streamed session
             return
         extra = request.sampling_params.extra_args if request.sampling_params else None
-        with self._books() as books:
-            books.requests.arrived(
+        with self._guard() as stepper:
+            stepper.requests.arrived(
                 request.request_id, request.arrival_time, extra, prompt=request.num_prompt_tokens,
                 limit=limit(request, self.max_model_len),
             )  # fmt: skip
-            # With vLLM's priority policy (another kind of queue) the user gave an order of their own.
+            # vLLM's priority policy has another kind of queue: its order is the user's, and stays.
             in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)
             if in_order and self.waiting and self.waiting[-1] is request:
                 place_last(self.waiting, self._due_at)
 
     def _due_at(self, request: Request) -> float:
-        """When a waiting request has waited as long as its class bears; preempted ones go first."""
+        """Return the deadline of a waiting request: arrival plus the patience of its class; preempted ones go first."""
         if request.status == RequestStatus.PREEMPTED:
             return -math.inf
         slo_class = self._stepper.requests.slo_class(request.request_id)
@@ -271,26 +279,26 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        with self._books() as books:
-            books.leaves(request.request_id)  # its KV is gone
+        with self._guard() as stepper:
+            stepper.leaves(request.request_id)  # its KV is gone
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        with self._books() as books:
-            books.leaves(request.request_id)
+        with self._guard() as stepper:
+            stepper.leaves(request.request_id)
             if request.status == RequestStatus.FINISHED_ABORTED:
                 params = request.sampling_params
                 stops = bool(params and params.stop)
-                books.requests.aborted(request.request_id, time.monotonic(), has_stop_strings=stops)
+                stepper.requests.aborted(request.request_id, time.monotonic(), has_stop_strings=stops)
         return super()._free_request(request, delay_free_blocks)
 
     def shutdown(self) -> None:
         self.outrider_reporter.stop()
         super().shutdown()
 
-    # -- what decisions hang on ------------------------------------------------------------------------------------
+    # -- inputs of decisions ---------------------------------------------------------------------------------------
 
     def _next(self) -> Waiting | None:
-        """Who is let in next, as far as SLO classes ask."""
+        """Return the request that is admitted next; None without SLO classes."""
         if not self.waiting or not self.outrider.has_slo_classes:
             return None
         request = self.waiting.peek_request()
@@ -311,19 +319,19 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         )
 
     def _allocated(self, blocks: Sequence[int]) -> None:
-        with self._books() as books:
-            books.caches.allocated(blocks)
+        with self._guard() as stepper:
+            stepper.caches.allocated(blocks)
 
     def _block_ids(self, drafter: int, request_id: str, first: int, last: int) -> Sequence[int]:
         return self._draft_blocks.ids(self.outrider.hosted[drafter].name, request_id, first, last)
 
 
 class OutriderScheduler(SpeculationControl):
-    """Synchronous scheduling: on CPUs, and where the user wants it."""
+    """Synchronous scheduling: on CPUs, or at the user's choice."""
 
 
 class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignore[misc]
-    """Asynchronous scheduling: proposals are placeholders here, the worker fills them in."""
+    """Asynchronous scheduling: proposals are placeholders, which the worker fills in."""
 
 
 def _reporter(plan: LaunchPlan, loop: ControlLoop) -> Reporter:
@@ -332,20 +340,20 @@ def _reporter(plan: LaunchPlan, loop: ControlLoop) -> Reporter:
     return Reporter(loop, plan.paths, plan.hot, identity, started_at=time.time())
 
 
-def _tell_of_new_blocks(pool: BlockPool, tell: Callable[[Sequence[int]], None]) -> None:
-    """Whoever fills a new block, a KV connector too, the drafters have seen nothing of it."""
+def _report_new_blocks(pool: BlockPool, report: Callable[[Sequence[int]], None]) -> None:
+    """Report each newly allocated block: drafters cover none of it, even if a KV connector fills it."""
     get_new_blocks = pool.get_new_blocks
 
-    def told(*arguments: Any, **keywords: Any) -> list[Any]:
+    def get_and_report(*arguments: Any, **keywords: Any) -> list[Any]:
         blocks: list[Any] = get_new_blocks(*arguments, **keywords)
-        tell([block.block_id for block in blocks])
+        report([block.block_id for block in blocks])
         return blocks
 
-    pool.get_new_blocks = told
+    pool.get_new_blocks = get_and_report
 
 
 def _placeholders(plan: VerifyPlan) -> Ints:
-    """(N,): placeholders to schedule for each request; the device chooses among them where it is ordered to."""
+    """(N,): placeholders to schedule for each request; with a device order the device chooses among them."""
     if plan.device is None:
         return plan.lengths
     return plan.device.caps if plan.device.tokens else np.zeros_like(plan.lengths)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.state import DrafterMemory
 from outrider_runtime.vllm_plugin.memory import (
-    Takes,
-    dearest,
+    MemoryUse,
     does_not_fit,
     drafter_memory,
+    heaviest,
     kv_bytes_per_token,
     kv_tokens,
     left_out_to_fit,
@@ -82,7 +82,7 @@ def test_weights_cost_concurrency_where_they_leave_less_room_for_kv() -> None:
     assert drafter_memory(600, 2, 10, 100, shares_with_kv=False).concurrency_percent == 20
 
 
-TAKES = {"head": Takes(80, 2), "draft": Takes(300, 40), "twin": Takes(300, 41)}
+TAKES = {"head": MemoryUse(80, 2), "draft": MemoryUse(300, 40), "twin": MemoryUse(300, 41)}
 
 
 def test_the_dearest_drafters_make_room() -> None:
@@ -94,16 +94,16 @@ def test_the_dearest_drafters_make_room() -> None:
 
 
 def test_what_each_drafter_takes_is_named() -> None:
-    said = does_not_fit({"head": Takes(80 << 20, 2 << 20)}, 100 << 20, 120 << 20, 8192)
+    said = does_not_fit({"head": MemoryUse(80 << 20, 2 << 20)}, 100 << 20, 120 << 20, 8192)
     assert "100 MiB are left for KV, a request of 8192 tokens takes 120 MiB" in said
     assert "head takes 80 MiB of weights and 2 MiB" in said
 
 
 def test_without_whom_graphs_find_room_is_named_with_what_it_takes() -> None:
     """Bug: memory that ended while graphs were captured ended the pod, again at every start."""
-    takes = {"head": Takes(800 << 20, 10), "draft": Takes(2000 << 20, 1)}
-    assert dearest(takes) == "draft"
-    assert dearest({}) is None
+    takes = {"head": MemoryUse(800 << 20, 10), "draft": MemoryUse(2000 << 20, 1)}
+    assert heaviest(takes) == "draft"
+    assert heaviest({}) is None
     assert "draft takes 2000 MiB of weights" in no_room_for_graphs("draft", takes["draft"])
 
 
