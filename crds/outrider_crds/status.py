@@ -306,7 +306,7 @@ class RolloutStatus(Model):
     detail: Message = ""
     """Sentence of a pod or of the cluster that belongs to the cause."""
     obeyed: Annotated[list[Text], Field(max_length=8)] = []
-    """Annotations that were carried out: they stay, and mean nothing any more."""
+    """Annotations that were carried out, or had nothing to do: they stay, and mean nothing any more."""
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0

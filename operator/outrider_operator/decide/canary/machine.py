@@ -125,7 +125,8 @@ class Canary:
     said: str = ""
     """A pod's or the cluster's sentence that belongs to the cause."""
     obeyed: tuple[str, ...] = ()
-    """Orders that were carried out ("abort=8a1e43c8ca"): their annotations stay, and mean nothing any more."""
+    """Orders that were carried out, or had nothing to do ("abort=8a1e43c8ca"): their annotations stay, and mean nothing
+    any more."""
     ledger: Ledger = field(default_factory=Ledger)
     held_s: float = 0.0
     """Seconds for which nothing was decided (paused, no replicas): they do not count towards the timeout."""
@@ -173,6 +174,12 @@ _MOST_OBEYED = 8
 _UNDER_WAY = (CanaryPhase.STARTING, CanaryPhase.MEASURING, CanaryPhase.ERROR)
 _OPEN = (*_UNDER_WAY, CanaryPhase.INCONCLUSIVE)
 """Phases without a verdict."""
+_PHASES_OF_ORDER: Mapping[str, tuple[CanaryPhase, ...]] = {
+    "promote": (*_OPEN, CanaryPhase.FAILED),
+    "abort": _OPEN,
+    "retry": (CanaryPhase.FAILED, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE),
+}
+"""Order -> phases in which it is carried out."""
 _BY_VERDICT: Mapping[CanaryVerdict, Cause] = {
     CanaryVerdict.WORSE: Cause.WORSE,
     CanaryVerdict.SLO_LOWERED: Cause.SLO_LOWERED,
@@ -244,6 +251,7 @@ def _ended(before: Canary | None, look: CanaryView) -> Canary | None:
 
 def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
     """The canary of an unchanged candidate, a look later."""
+    before = _with_spent_orders(before, look)
     ordered = _ordered(before, look)
     if ordered is not None:
         return ordered, None
@@ -261,16 +269,24 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
 
 def _ordered(before: Canary, look: CanaryView) -> Canary | None:
     """What a human orders by an annotation; None without one, or where it was obeyed before."""
-    is_open = before.phase in _OPEN
-    is_over = before.phase in (CanaryPhase.FAILED, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE)
-    if (is_open or is_over) and (obeyed := _new_order(before, look, "promote")):
+    if obeyed := _new_order(before, look, "promote"):
         return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said="", obeyed=obeyed)
-    if is_open and (obeyed := _new_order(before, look, "abort")):
+    if obeyed := _new_order(before, look, "abort"):
         return replace(before, phase=CanaryPhase.FAILED, cause=Cause.ABORTED_BY_HAND, said="", obeyed=obeyed)
-    if is_over and (obeyed := _new_order(before, look, "retry")):
+    if obeyed := _new_order(before, look, "retry"):
         stable, start = look.stable or before.stable, _start(before, look)
         return Canary(CanaryPhase.STARTING, before.candidate, stable, start, obeyed=obeyed)
     return None
+
+
+def _with_spent_orders(before: Canary, look: CanaryView) -> Canary:
+    """`before` with the orders that its phase leaves nothing to do for. They count as obeyed: their annotations stay,
+    and would decide a later canary of the same candidate."""
+    spent = [name for name, phases in _PHASES_OF_ORDER.items() if before.phase not in phases]
+    for name in spent:
+        if obeyed := _new_order(before, look, name):
+            before = replace(before, obeyed=obeyed)
+    return before
 
 
 def _new_order(before: Canary, look: CanaryView, name: str) -> tuple[str, ...]:

@@ -251,7 +251,45 @@ def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: 
 def test_an_annotation_of_a_successful_one_does_nothing(order: str) -> None:
     done = replace(under_way(), phase=CanaryPhase.SUCCESSFUL)
     result = step(done, seen(stable="new", orders=Orders(**{order: "new"})))
-    assert (result.canary, result.unknown_orders) == (done, ())
+    assert (result.canary, result.unknown_orders) == (replace(done, obeyed=(f"{order}=new",)), ())
+
+
+@pytest.mark.parametrize(
+    ("phase", "order"),
+    [
+        (CanaryPhase.SUCCESSFUL, "promote"),
+        (CanaryPhase.SUCCESSFUL, "abort"),
+        (CanaryPhase.PROMOTING, "promote"),
+        (CanaryPhase.PROMOTING, "abort"),
+    ],
+)
+def test_order_that_came_too_late_does_not_decide_next_canary(phase: CanaryPhase, order: str) -> None:
+    """Bug: promote of a candidate that had been promoted anyway stayed an order. When it came back after another pool,
+    it was rolled out without a request."""
+    late = replace(LOOK, stable="new", orders=Orders(**{order: "new"}))
+    canary = after(late, before=replace(under_way(), phase=phase))
+    for stable, candidate in (("new", "third"), ("third", "fourth")):
+        other = after(replace(late, stable=stable, candidate=candidate), before=canary)
+        canary = replace(other, phase=CanaryPhase.SUCCESSFUL)
+    back = replace(late, stable="fourth", at=START + 60)
+    canary = after(back, replace(back, at=START + 61), before=canary)
+    assert (canary.phase, canary.candidate) == (CanaryPhase.STARTING, "new")
+
+
+def test_abort_of_failed_candidate_does_not_end_its_retry() -> None:
+    """Bug: the abort had nothing to do, and was carried out a moment after the retry."""
+    failed = after(seen(report(1000, -0.1)), before=under_way())
+    orders = Orders(abort="new", retry="new")
+    again = replace(LOOK, at=START + 60, orders=orders)
+    canary = after(again, replace(again, at=START + 61), before=failed)
+    assert (canary.phase, canary.started_at) == (CanaryPhase.STARTING, START + 60)
+
+
+def test_retry_of_measured_candidate_is_spent() -> None:
+    """Bug: it started the canary again by itself, once that had failed."""
+    look = seen(report(1000, -0.1), orders=Orders(retry="new"))
+    canary = after(look, replace(look, at=START + 60), before=under_way())
+    assert (canary.phase, canary.started_at) == (CanaryPhase.FAILED, START)
 
 
 def test_nothing_is_decided_while_paused_or_scaled_to_zero() -> None:
