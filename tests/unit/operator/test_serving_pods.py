@@ -5,26 +5,13 @@ from __future__ import annotations
 import pytest
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import selector
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
 from tests.unit.operator.documents import deployment, document, labels, owned_by, pod, replica_set
 
 CHAT = Key("ns", "chat")
-
-
-@pytest.fixture
-def cache() -> Cache:
-    return Cache()
-
-
-@pytest.fixture
-def pods(cache: Cache) -> ServingPods:
-    cache.seen(SERVICE, document("chat", 1, uid="chat"))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
-    return ServingPods(cache)
 
 
 def test_a_pod_without_a_service_label_is_nobodys(cache: Cache, pods: ServingPods) -> None:

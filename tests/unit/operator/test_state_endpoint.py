@@ -120,14 +120,9 @@ async def test_a_redirect_is_not_followed() -> None:
         assert await _ask(redirects) == Unfit("state", "NoAnswer", "HTTP status 302")
 
 
-async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> None:
+async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked(cache: Cache, pods: ServingPods) -> None:
     """A 400-digit counter, a pod without a service label: the others' states still come in."""
     bad = json.dumps({**STATE, "outputTokens": "@"}).replace('"@"', "9" * 400).encode()
-    cache = Cache()
-    pods = ServingPods(cache)
-    cache.seen(SERVICE, document("chat", 1, uid="chat"))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("stray", service=None))
     cache.seen(POD, pod("bad", address="127.0.0.2"))
     cache.seen(POD, pod("good", address="127.0.0.1"))
@@ -141,14 +136,11 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> 
         assert set(heard) == {CHAT}  # also that the other one does not answer is news
 
 
-async def test_state_of_pod_outlasts_lost_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_of_pod_outlasts_lost_polls(
+    monkeypatch: pytest.MonkeyPatch, cache: Cache, pods: ServingPods
+) -> None:
     """A draft canary on a slow network would flap between Measuring and Error."""
     monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
-    cache = Cache()
-    pods = ServingPods(cache)
-    cache.seen(SERVICE, document("chat", 1, uid="chat"))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("good"))
     answers = [BODY]
 
@@ -164,15 +156,12 @@ async def test_state_of_pod_outlasts_lost_polls(monkeypatch: pytest.MonkeyPatch)
         assert list(states.states(CHAT)) == ["good"]
 
 
-async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_that_answers_nonsense_is_asked_seldom(
+    monkeypatch: pytest.MonkeyPatch, cache: Cache, pods: ServingPods
+) -> None:
     """Its service waits for it for ever: eight such pods, asked every second, took all of the operator's CPU."""
     monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
     monkeypatch.setattr("outrider_operator.metrics.pods.URGENT_EVERY_S", 0.0)
-    cache = Cache()
-    pods = ServingPods(cache)
-    cache.seen(SERVICE, document("chat", 1, uid="chat"))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("bad", address="127.0.0.2"))
     cache.seen(POD, pod("good", address="127.0.0.1"))
     good: list[bytes] = []
@@ -189,15 +178,12 @@ async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.M
     assert len(bad) == 1
 
 
-async def test_the_first_round_does_not_wait_for_pods_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_round_does_not_wait_for_pods_that_never_answer(
+    monkeypatch: pytest.MonkeyPatch, cache: Cache, pods: ServingPods
+) -> None:
     """The operator's start would be a tenant's to delay."""
     monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
     monkeypatch.setattr("outrider_operator.metrics.pods.FIRST_ROUND_S", 0.1)
-    cache = Cache()
-    pods = ServingPods(cache)
-    cache.seen(SERVICE, document("chat", 1, uid="chat"))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("silent"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = StateEndpoint(silent.getsockname()[1], timeout_s=10 * SOON_S)
@@ -206,13 +192,8 @@ async def test_the_first_round_does_not_wait_for_pods_that_never_answer(monkeypa
             await asyncio.wait_for(states.first_round(), SOON_S)
 
 
-async def test_the_first_round_asks_nobody_twice() -> None:
+async def test_the_first_round_asks_nobody_twice(cache: Cache, pods: ServingPods) -> None:
     """It asked every pod that the polls were asking already, in tasks that nobody ended."""
-    cache = Cache()
-    pods = ServingPods(cache)
-    cache.seen(SERVICE, document("chat", 1, uid="chat"))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("good"))
     asked: list[bytes] = []
     async with _server(_says(BODY, asked.append)) as port:

@@ -1,0 +1,25 @@
+"""The operator's cache, and the pods that it serves from it."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import DEPLOYMENT, REPLICA_SET, SERVICE
+from outrider_operator.serving_pods import ServingPods
+
+from tests.unit.operator.documents import deployment, document, replica_set
+
+
+@pytest.fixture
+def cache() -> Cache:
+    """Empty."""
+    return Cache()
+
+
+@pytest.fixture
+def pods(cache: Cache) -> ServingPods:
+    """Pods of the service `chat`, whose Deployment and ReplicaSet are in the cache."""
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    return ServingPods(cache)
