@@ -15,6 +15,8 @@ from outrider_operator.plan import Plan
 from tests.unit.operator.decide.world import CPU_NODE, EAGLE, PLD, START, World, boot_of, manifest
 
 NAME = "chat-canary"
+HEAD = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/another-head"}}}
+GAIN, LOSS = 0.1, -0.1
 CANARY: dict[str, Any] = {"strategy": "DraftCanary", "maxSurge": 1}
 
 
@@ -128,6 +130,14 @@ class CanaryWorld(World):
     def annotate(self, **orders: str) -> None:
         annotations = {f"outrider.dev/{name}": value for name, value in orders.items()}
         self.services["chat"]["metadata"].setdefault("annotations", {}).update(annotations)
+
+
+def under_way(**spec: Any) -> CanaryWorld:
+    """A service whose canary has measured ten requests of each arm."""
+    world = CanaryWorld(**spec)
+    world.patched()
+    world.measure_arms(10)
+    return world
 
 
 def arm(requests: int, rate: float) -> ArmState:

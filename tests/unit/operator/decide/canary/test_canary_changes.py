@@ -1,0 +1,193 @@
+"""What the spec, the operator and the pods may do to a canary under way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from outrider_operator.decide import decide
+from outrider_operator.model import DEPLOYMENT
+
+from tests.unit.operator.decide.canary.canary_world import GAIN, HEAD, LOSS, NAME, under_way
+from tests.unit.operator.decide.world import EAGLE, PLD
+
+
+def test_a_second_patch_supersedes_the_first() -> None:
+    world = under_way()
+    first, stable = world.rollout.candidate, world.revision()
+    world.patch(draftPool=[PLD, HEAD])
+    plan = decide(world.observed(), world.settings)
+    assert [event.reason for event in plan.events if event.reason.startswith("Canary")] == [
+        "CanarySuperseded",
+        "CanaryStarted",
+    ]
+    world.settle()
+    assert world.rollout.candidate != first
+    assert (world.phase, world.rollout.stable) == ("Starting", stable)
+    assert world.rollout.sums == []
+    assert world.canary is not None
+    assert world.canary["spec"]["strategy"] == {"type": "Recreate"}
+    world.start_canary()
+    world.measure_arms(1000, GAIN)
+    assert world.phase == "Promoting"
+
+
+def test_a_patch_back_cancels() -> None:
+    world = under_way()
+    stable = world.revision()
+    world.patch(draftPool=[PLD])
+    plan = world.settle()
+    assert (world.phase, world.revision(), world.canary) == ("Cancelled", stable, None)
+    assert world.reasons()[1] == "True/UpToDate"
+    assert plan.is_idle
+
+
+def test_scale_and_hot_changes_go_on_with_the_same_canary() -> None:
+    world = under_way()
+    attempt = world.order["id"]
+    world.patch(replicas=5, speculation={"mode": "Off", "maxDraftTokens": 2})
+    world.settle()
+    assert (world.phase, world.order["id"]) == ("Measuring", attempt)
+    assert world.deployment()["spec"]["replicas"] == 5
+    assert world.canary_hot().mode == "Off"
+    assert world.canary_hot().max_draft_tokens == 2
+
+
+def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:
+    world = under_way()
+    world.measure_arms(50)
+    world.patch(replicas=0)
+    world.settle()
+    assert world.canary is not None
+    assert world.canary["spec"]["replicas"] == 0
+    world.pods.clear()
+    world.states.clear()
+    world.settle()
+    assert world.rollout.requests == 50
+    world.patch(replicas=2)
+    world.settle()
+    world.roll_out()
+    world.processes += 1
+    world.start_canary()
+    world.measure_arms(30)
+    assert (world.phase, world.rollout.requests) == ("Measuring", 80)
+
+
+def test_a_paused_service_decides_nothing() -> None:
+    world = under_way()
+    world.patch(paused=True)
+    world.settle()
+    world.measure_arms(1000, LOSS)
+    assert world.phase == "Measuring"
+    assert world.reasons()[0] == "False/Paused"
+    world.patch(paused=False)
+    world.settle()
+    assert world.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ({"paused": True}, {"paused": False}),
+        ({"replicas": 0}, {"replicas": 2}),
+        ({"draftPool": [PLD, {"name": "eagle", "method": "Nonsense"}]}, {"draftPool": [PLD, EAGLE]}),
+    ],
+)
+def test_time_without_decisions_does_not_use_up_the_timeout(change: dict[str, Any], back: dict[str, Any]) -> None:
+    """Bug: seven hours of a pause were a verdict at its end: Inconclusive, or a promotion without evidence."""
+    world = under_way()
+    attempt = world.rollout.started_at
+    world.patch(**change)
+    world.settle()
+    world.now += 7 * 3600
+    world.settle()
+    world.patch(**back)
+    world.settle()
+    assert (world.phase, world.rollout.started_at) == ("Measuring", attempt)
+    assert 7 * 3600 <= world.rollout.held_seconds <= 7 * 3600 + 60
+    world.now += 6 * 3600
+    world.settle()
+    assert world.phase == "Inconclusive"
+
+
+def test_a_restarted_pod_loses_no_requests() -> None:
+    world = under_way()
+    world.measure_arms(60)
+    world.processes += 1
+    world.measure_arms(5)
+    assert world.rollout.requests == 65
+
+
+def test_a_replaced_pod_loses_no_requests() -> None:
+    world = under_way()
+    world.measure_arms(60)
+    pod = world.pods.pop(f"{NAME}-0")
+    world.settle()
+    assert world.rollout.requests == 60
+    world.pods["chat-canary-9"] = {**pod, "metadata": {**pod["metadata"], "name": "chat-canary-9"}}
+    world.measure_arms(5, pod="chat-canary-9")
+    assert world.rollout.requests == 65
+
+
+def test_an_operator_that_lost_the_status_goes_on_from_the_deployment() -> None:
+    world = under_way()
+    world.measure_arms(100, 0.02)
+    before = world.rollout
+    world.services["chat"]["status"].pop("rollout")
+    world.settle()
+    after = world.rollout
+    assert (after.phase, after.candidate, after.started_at) == (before.phase, before.candidate, before.started_at)
+    assert after.requests == 100
+
+
+def test_a_record_of_a_later_start_does_not_loop() -> None:
+    """Bug: each look preferred the record, began a canary, and left the record as it was."""
+    world = under_way()
+    assert world.canary is not None
+    annotations = world.canary["metadata"]["annotations"]
+    record = json.loads(annotations["outrider.dev/rollout"])
+    later = {**record, "candidate": "abc", "startedAt": "2099-01-01T00:00:00Z"}
+    annotations["outrider.dev/rollout"] = json.dumps(later)
+    before = world.rollout
+    world.settle()
+    assert (world.phase, world.rollout.candidate) == ("Measuring", before.candidate)
+    assert json.loads(world.canary["metadata"]["annotations"]["outrider.dev/rollout"])["candidate"] == before.candidate
+
+
+def test_an_operator_that_lost_the_deployment_goes_on_from_the_status() -> None:
+    world = under_way()
+    world.measure_arms(100)
+    del world.objects[DEPLOYMENT, NAME]
+    world.end_canary()
+    world.settle()
+    world.processes += 1
+    world.start_canary()
+    world.measure_arms(20)
+    assert (world.phase, world.rollout.requests) == ("Measuring", 120)
+
+
+def test_another_strategy_rolls_out_at_once() -> None:
+    world = under_way()
+    world.patch(rollout={"strategy": "RollingUpdate"})
+    world.settle()
+    assert (world.phase, world.canary, world.revision()) == ("Cancelled", None, world.rollout.candidate)
+
+
+def test_a_newer_release_is_left_alone() -> None:
+    """The operator is rolled back in the midst of a canary."""
+    world = under_way()
+    world.services["chat"]["status"]["rollout"]["phase"] = "Shadowing"
+    before, stable = json.dumps(world.canary), world.revision()
+    world.measure_arms(1000, GAIN)
+    assert (world.phase, json.dumps(world.canary), world.revision()) == ("Shadowing", before, stable)
+
+
+def test_a_runtime_upgrade_waits_for_the_end() -> None:
+    world = under_way()
+    candidate = world.rollout.candidate
+    world.settings = type(world.settings)(
+        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2", runtime_upgrade_percent=100
+    )
+    world.settle()
+    assert (world.phase, world.rollout.candidate) == ("Measuring", candidate)

@@ -1,0 +1,51 @@
+"""A human decides by an annotation of the service."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.operator.decide.canary.canary_world import LOSS, NAME, CanaryWorld, under_way
+
+
+def test_sums_of_another_attempt_do_not_count() -> None:
+    """A retry has another id, and a pod reports the old one until it has read that."""
+    world = under_way()
+    world.measure_arms(1000, LOSS)
+    world.annotate(retry=world.rollout.candidate)
+    world.now += 60
+    state = world.states[f"{NAME}-0"]
+    world.settle()
+    assert world.phase == "Starting"
+    assert state.canary is not None
+    assert world.order["id"] != state.canary.id
+    world.start_canary()
+    world.settle()
+    assert (world.phase, world.rollout.sums) == ("Starting", [])
+
+
+@pytest.mark.parametrize(
+    ("order", "phase", "cause"), [("promote", "Promoting", ""), ("abort", "Failed", "AbortedByHand")]
+)
+def test_a_human_decides_by_an_annotation(order: str, phase: str, cause: str) -> None:
+    world = under_way()
+    world.annotate(**{order: world.rollout.candidate})
+    world.settle()
+    assert (world.phase, world.rollout.cause) == (phase, cause)
+
+
+def test_an_annotation_that_names_no_revision_is_an_event_and_nothing_else() -> None:
+    world = under_way()
+    before = world.rollout
+    world.annotate(promote="8a1e43c8ca")
+    plan = world.reconcile()
+    (event,) = [event for event in plan.events if event.reason == "CanaryOrderIgnored"]
+    assert "promote=8a1e43c8ca names no revision" in event.message
+    assert world.rollout.model_copy(update={"ignored": [], "message": before.message}) == before
+    assert world.reconcile().events == ()
+
+
+def test_an_annotation_without_any_canary_is_an_event() -> None:
+    world = CanaryWorld()
+    world.annotate(abort="nonsense")
+    assert [event.reason for event in world.reconcile().events] == ["CanaryOrderIgnored"]
+    assert world.settle().events == ()

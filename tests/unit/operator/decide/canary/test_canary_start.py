@@ -1,0 +1,218 @@
+"""When a changed pool begins a canary, against which revision, and what its pod hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outrider_crds.state import DrafterState
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.pods import revision_of
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT
+
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest
+
+
+def test_a_patched_pool_is_hosted_together_with_the_running_one() -> None:
+    world = CanaryWorld()
+    stable, pods = world.revision(), set(world.pods)
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert world.canary is not None
+    assert world.canary["spec"]["replicas"] == 1
+    assert world.hosted == ["pld", "eagle"]
+    assert (world.order["stable"], world.order["candidate"], world.order["candidatePercent"]) == (
+        ["pld"],
+        ["pld", "eagle"],
+        50,
+    )
+    assert world.revision() == stable
+    assert set(world.pods) == pods
+    assert world.phase == "Starting"
+    assert world.reasons() == ("True/CanaryStarting", "False/CanaryRunning")
+
+
+def test_a_changed_drafter_of_the_same_name_is_hosted_twice() -> None:
+    world = CanaryWorld(draftPool=[PLD, EAGLE])
+    world.patched(PLD, HEAD)
+    assert world.hosted == ["pld", "eagle", "eagle-was"]
+    assert (world.order["stable"], world.order["candidate"]) == (["pld", "eagle-was"], ["pld", "eagle"])
+
+
+def test_a_removed_drafter_is_hosted_for_the_stable_arm() -> None:
+    world = CanaryWorld(draftPool=[PLD, EAGLE])
+    world.patched(PLD)
+    assert world.hosted == ["pld", "eagle"]
+    assert (world.order["stable"], world.order["candidate"]) == (["pld", "eagle"], ["pld"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"engine": {"maxModelLen": 512}}, {"replicas": 3}, {"draftPool": [{**PLD, "paused": True}]}]
+)
+def test_a_change_that_leaves_the_pool_alone_has_no_canary(change: dict[str, Any]) -> None:
+    world = CanaryWorld()
+    world.patch(**change)
+    world.settle()
+    assert world.canary is None
+    assert world.observed().status.rollout is None
+
+
+def test_a_first_revision_that_never_served_is_corrected_without_a_canary() -> None:
+    """There is nothing to be measured against, and users wait."""
+    world = World(manifest(replicas=1, profiling={"mode": "Skip"}, rollout=CANARY))
+    world.settle()
+    world.roll_out(ready=False)
+    first = world.revision()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert world.revision() != first
+    assert (DEPLOYMENT, NAME) not in world.objects
+
+
+def held_at_the_gate() -> CanaryWorld:
+    """A rollout without a canary stopped at its first new pod, which lacks its drafter; then the strategy changes."""
+    world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
+    old = world.revision()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    world.add_pod("chat-new", world.deployment()["spec"]["template"])
+    world.scale_replica_sets({old: 2, world.revision(): 1})
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True), DrafterState(name="eagle", loaded=False)])
+    world.settle()
+    assert world.reasons()[0] == "False/DrafterNotLoaded"
+    world.patch(rollout=CANARY)
+    world.settle()
+    return world
+
+
+def test_a_rollout_that_is_held_is_reverted_without_a_canary() -> None:
+    """Bug: the pods that serve would have been measured against the one that lacks its drafter."""
+    world = held_at_the_gate()
+    world.patch(draftPool=[PLD])
+    world.settle()
+    assert world.canary is None
+    assert world.deployment()["spec"].get("minReadySeconds") is None
+
+
+def test_a_held_rollout_is_corrected_by_a_measured_draft() -> None:
+    """Bug: the correction went out unmeasured. It is measured against the pods that serve, not against the one that
+    lacks its drafter, and that one goes."""
+    world = held_at_the_gate()
+    (stable,) = {revision_of(pod) for pod in world.pods.values()} - {world.revision()}
+    world.patch(draftPool=[PLD, HEAD])
+    world.settle()
+    assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+    assert (world.order["stable"], world.order["candidate"]) == (["pld"], ["pld", "eagle"])
+
+
+def test_a_patch_during_a_promotion_is_measured() -> None:
+    """Bug: the promoted revision had no ready pod yet, so the next one rolled out without any measurement."""
+    world = under_way()
+    stable = world.revision()
+    world.measure_arms(1000, GAIN)
+    promoted = world.revision()
+    assert (world.phase, promoted == stable) == ("Promoting", False)
+    world.end_canary()
+    world.patch(draftPool=[PLD, HEAD])
+    world.settle()
+    assert world.rollout.candidate not in (stable, promoted)
+    assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+    world.start_canary()
+    world.measure_arms(1000, LOSS)
+    assert (world.phase, world.revision()) == ("Failed", stable)
+
+
+def test_a_pool_patched_during_another_rollout_is_measured() -> None:
+    """Bug: a changed environment on its way out let any draft through."""
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    assert world.revision() != stable
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+
+
+def test_a_pool_without_the_running_ones_record_is_held() -> None:
+    """Bug: with the ConfigMap of the running revision gone, any draft rolled out unmeasured."""
+    world = CanaryWorld()
+    stable = world.revision()
+    del world.objects[CONFIG_MAP, f"chat-{stable}"]
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.phase, world.rollout.cause, world.rollout.stable) == ("Error", "CannotHostBoth", stable)
+    assert f"The ConfigMap of revision {stable}" in world.condition(C.PROGRESSING).message
+    assert (world.revision(), world.canary) == (stable, None)
+    world.patch(draftPool=[PLD])
+    world.settle()
+    assert (CONFIG_MAP, f"chat-{stable}") in world.objects
+    world.patched()
+    assert (world.phase, world.revision()) == ("Starting", stable)
+
+
+def test_a_canary_under_way_goes_on_without_the_stable_ones_record() -> None:
+    """Its pods host both pools whatever became of the ConfigMap; a verdict ends them."""
+    world = under_way()
+    stable, order = world.revision(), world.order
+    del world.objects[CONFIG_MAP, f"chat-{stable}"]
+    world.measure_arms(20)
+    assert (world.rollout.cause, world.order) == ("CannotHostBoth", order)
+    world.measure_arms(1000, LOSS)
+    assert (world.phase, world.rollout.cause, world.revision()) == ("Failed", "Worse", stable)
+    assert world.canary is None
+
+
+def test_a_strategy_changed_during_a_rollout_takes_nothing_back() -> None:
+    world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    candidate = world.revision()
+    world.patch(rollout=CANARY)
+    world.settle()
+    assert (world.revision(), world.canary) == (candidate, None)
+
+
+def test_the_same_patch_after_a_cancelled_one_is_measured() -> None:
+    world = under_way()
+    world.patch(draftPool=[PLD])
+    world.settle()
+    world.end_canary()
+    world.patched()
+    assert world.phase == "Starting"
+
+
+def test_a_pool_that_is_patched_at_zero_is_measured_once_there_are_pods() -> None:
+    """Bug avoided: the Deployment took it in while it had no pods, and there was nothing left to compare with."""
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patch(replicas=0, draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.revision(), world.canary) == (stable, None)
+    world.patch(replicas=1)
+    world.settle()
+    assert world.revision() == stable
+    assert world.phase == "Starting"
+
+
+def test_a_pool_that_is_patched_while_paused_is_not_taken_in() -> None:
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patch(paused=True, draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.revision(), world.canary) == (stable, None)
+
+
+def test_a_candidate_waits_for_a_profile_that_is_required() -> None:
+    """A draft of another vocabulary is refused before it takes a node."""
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patch(draftPool=[PLD, EAGLE], profiling={"mode": "Required"})
+    world.settle()
+    assert world.reasons() == ("False/WaitingForProfile", "False/WaitingForProfile")
+    assert (world.revision(), world.canary) == (stable, None)
+    (job,) = world.jobs()
+    world.measure(job)
+    world.settle()
+    assert world.phase == "Starting"

@@ -1,0 +1,155 @@
+"""What keeps a canary from measuring, and what of the candidate's doing fails it."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_crds.state import DrafterMemory, DrafterState
+from outrider_crds.status import ConditionType as C
+
+from tests.unit.operator.decide.canary.canary_world import CANARY, HEAD, NAME, CanaryWorld, under_way
+from tests.unit.operator.decide.world import EAGLE, PLD, unschedulable
+
+
+def test_a_runtime_without_the_field_is_an_error() -> None:
+    world = under_way()
+    world.now += 100
+    world.measure_arms(canary=None)
+    assert (world.phase, world.rollout.cause) == ("Error", "RuntimeTooOld")
+    assert world.reasons() == ("False/CanaryError", "False/CanaryError")
+    world.measure_arms(20)
+    assert world.phase == "Measuring"
+
+
+def test_a_pod_that_refuses_its_orders_is_an_error_in_its_words() -> None:
+    world = under_way()
+    world.measure_arms(canary=None, config_error="canary.stable names no drafter of the pool", config_hash="before")
+    assert (world.phase, world.rollout.cause) == ("Error", "PodsDoNotAnswer")
+    assert "canary.stable names no drafter of the pool" in world.condition(C.PROGRESSING).message
+
+
+def test_lost_poll_of_measuring_pod_is_no_error() -> None:
+    """The pod's last state still counts, so that a slow network makes no Warning event."""
+    world = under_way()
+    world.unheard = {f"{NAME}-0": "no answer within 2.0 s"}
+    world.measure_arms(20)
+    assert (world.phase, world.rollout.cause) == ("Measuring", "")
+    world.states.clear()
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Error", "PodsDoNotAnswer")
+
+
+def test_no_room_for_both_names_what_they_take() -> None:
+    world = CanaryWorld()
+    world.patched()
+    memory = DrafterMemory(weight_bytes=500 << 20, kv_bytes_per_token=0, concurrency_percent=3.0)
+    short = "the pool does not fit into memory: 20 MiB are left for KV; eagle takes 900 MiB"
+    drafters = [
+        DrafterState(name="pld", loaded=True, memory=memory),
+        DrafterState(name="eagle", loaded=False, reason=short),
+    ]
+    world.measure_arms(0, drafters=drafters)
+    assert (world.phase, world.rollout.cause) == ("Error", "NoRoomForBoth")
+    message = world.condition(C.PROGRESSING).message
+    assert "eagle takes 900 MiB" in message
+    assert "pld with 500 MiB of weights" in message
+
+
+def test_a_draft_that_does_not_load_fails() -> None:
+    world = CanaryWorld()
+    world.patched()
+    drafters = [
+        DrafterState(name="pld", loaded=True),
+        DrafterState(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
+    ]
+    world.measure_arms(0, drafters=drafters)
+    assert (world.phase, world.rollout.cause) == ("Failed", "DrafterNotLoaded")
+    assert "org/eagle: 404 Not Found" in world.condition(C.PROGRESSING).message
+
+
+def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
+    """Bug: the pod that was still there lacked the drafter, and the patch that mends it failed for ever."""
+    world = CanaryWorld()
+    world.patched()
+    world.patch(paused=True)
+    world.settle()
+    lacking = [DrafterState(name="pld", loaded=True), DrafterState(name="eagle", loaded=False, reason="404 Not Found")]
+    world.measure_arms(0, drafters=lacking)
+    assert world.phase == "Starting"
+    world.patch(paused=False, draftPool=[PLD, HEAD])
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Starting", "")
+    world.start_canary()
+    world.measure_arms(10)
+    assert world.phase == "Measuring"
+
+
+def test_no_capacity_is_an_error_while_it_lasts() -> None:
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert world.canary is not None
+    pod = world.add_pod(f"{NAME}-0", world.canary["spec"]["template"], ready=False, node=None)
+    pod["status"] = unschedulable(CanaryWorld(), "x", world.now)["status"]
+    world.now += 61
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Error", "NoCapacity")
+    assert "insufficient nvidia.com/gpu" in world.condition(C.PROGRESSING).message
+    world.start_canary()
+    world.measure_arms(10)
+    assert world.phase == "Measuring"
+
+
+def test_a_pod_that_keeps_ending_while_the_candidate_runs_fails_it() -> None:
+    world = under_way()
+    phases = []
+    for _ in range(2):
+        world.processes += 1
+        world.measure_arms(10)
+        phases.append((world.phase, world.rollout.cause))
+    assert phases == [("Measuring", ""), ("Failed", "CandidateCrashed")]
+
+
+def test_restarts_before_candidate_runs_do_not_fail_it() -> None:
+    """Bug: two restarts of a starting pod, or of a sidecar, and the candidate's first request failed it for ever."""
+    world = CanaryWorld()
+    world.patched()
+    world.pods[f"{NAME}-0"]["status"]["containerStatuses"][0]["restartCount"] = 2
+    for requests in (0, 0, 10, 20):
+        world.processes += requests == 0
+        world.measure_arms(requests)
+    assert world.phase == "Measuring"
+
+
+def test_one_restart_of_each_pod_does_not_fail_candidate() -> None:
+    """Bug: restarts added up over pods, as after the fault of a network that all of them wait for."""
+    world = under_way(rollout={**CANARY, "canary": {"pods": 2}})
+    for requests in (10, 20):
+        for pod in (f"{NAME}-0", f"{NAME}-1"):
+            world.measure_arms(requests, pod=pod)
+        world.processes += 1
+    assert [entry.restarts for entry in world.rollout.sums if entry.pod] == [1, 1]
+    assert world.phase == "Measuring"
+
+
+@pytest.mark.parametrize("suffix", ["-canary", "-canary-hot", "c"])
+def test_refused_object_of_canary_is_an_error(suffix: str) -> None:
+    """Bug: a quota on ConfigMaps left it Starting until the timeout, which said that there was no traffic."""
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.refuse(lambda document: document["metadata"]["name"].endswith(suffix), "exceeded quota: maps")
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Error", "PodCannotStart")
+    assert "exceeded quota: maps" in world.condition(C.PROGRESSING).message
+    world.accept()
+    world.settle()
+    assert world.phase == "Starting"
+
+
+def test_two_lookups_cannot_be_hosted_together() -> None:
+    world = CanaryWorld()
+    world.patch(draftPool=[{**PLD, "promptLookup": {"maxTokens": 8}}])
+    world.settle()
+    assert (world.phase, world.rollout.cause, world.canary) == ("Error", "CannotHostBoth", None)
+    world.annotate(promote=world.rollout.candidate)
+    world.settle()
+    assert world.revision() == world.rollout.candidate
