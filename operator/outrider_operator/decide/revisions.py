@@ -151,9 +151,9 @@ def _canary_tokens(children: Children, inputs: str) -> int:
     return int(most) if is_same and _TOKENS.fullmatch(most) else 0
 
 
-def canary_revision_name(candidate: str) -> str:
-    """Revision of the pods that host the pool of `candidate` together with the running one."""
-    return f"{candidate}c"
+def canary_revision_name(candidate: str, products: int = 1) -> str:
+    """Revision of the pods that host the pool of `candidate` together with the running one, on so many products."""
+    return f"{candidate}c{products if products > 1 else ''}"
 
 
 def canary_revision(
@@ -164,7 +164,7 @@ def canary_revision(
     candidate: Revision,
 ) -> Revision:
     """The revision of a canary's pods. spec: with both pools, and the products that pods are wanted on."""
-    name = canary_revision_name(candidate.name)
+    name = canary_revision_name(candidate.name, len(spec.accelerator.products))
     boot = boot_config(
         spec,
         service=owner.name,
@@ -190,13 +190,17 @@ def _on_canary_track(template: Object, spec: SpeculativeServiceSpec) -> Object:
         "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": {"matchLabels": {SERVICE_LABEL: metadata["labels"][SERVICE_LABEL], TRACK_LABEL: CANARY_TRACK}},
     }
-    constraints = [*items(pod, "topologySpreadConstraints"), spread]
-    return {"metadata": metadata, "spec": {**pod, "topologySpreadConstraints": constraints}}
+    # Kubernetes takes one constraint of a key and an effect.
+    others = [
+        constraint
+        for constraint in items(pod, "topologySpreadConstraints")
+        if any(constraint.get(name) != spread[name] for name in ("topologyKey", "whenUnsatisfiable"))
+    ]
+    return {"metadata": metadata, "spec": {**pod, "topologySpreadConstraints": [*others, spread]}}
 
 
-def stored_canary(children: Children, replica_sets: Iterable[Object], candidate: str) -> Revision | None:
-    """The revision of the canary's pods as its ConfigMap keeps it, where pods were made of that."""
-    name = canary_revision_name(candidate)
+def stored_canary(children: Children, replica_sets: Iterable[Object], name: str) -> Revision | None:
+    """The revision `name` of a canary's pods as its ConfigMap keeps it, where pods were made of that."""
     document = children.own(CONFIG_MAP, revision_map_name(children.owner.name, name))
     vouched = {(label(owner, REVISION_LABEL), annotation(owner, CONTENTS_ANNOTATION)) for owner in replica_sets}
     vouched.add((revision_in(children.canary), annotation(children.canary or {}, CONTENTS_ANNOTATION)))
@@ -231,10 +235,12 @@ def unread_maps(children: Children, replica_sets: Iterable[Object]) -> list[str]
 
 def unread_canary_maps(children: Children, candidate: str) -> list[str]:
     """Names of a canary's ConfigMaps that are there, and whose contents were not shown."""
-    service = children.owner.name
-    revisions = {canary_revision_name(candidate), revision_in(children.canary)} - {""}
-    names = [canary_hot_map_name(service), *(revision_map_name(service, name) for name in sorted(revisions))]
-    maps = (children.own(CONFIG_MAP, name) for name in names)
+    maps = [children.own(CONFIG_MAP, canary_hot_map_name(children.owner.name))]
+    for document in children.config_maps:
+        revision = label(document, REVISION_LABEL)
+        is_of_candidate = revision.startswith(canary_revision_name(candidate))
+        if revision and (is_of_candidate or revision == revision_in(children.canary)):
+            maps.append(children.own(CONFIG_MAP, revision_map_name(children.owner.name, revision)))
     return [name_of(document) for document in maps if document is not None and "data" not in document]
 
 

@@ -35,6 +35,7 @@ from outrider_operator.decide.pods import Pods, revision_of
 from outrider_operator.decide.revisions import (
     Revision,
     canary_revision,
+    canary_revision_name,
     current_revision,
     current_revision_name,
     revision_in,
@@ -156,8 +157,9 @@ def canary_rollout(
     has_pods = current is not None and current.has_pods(view.settings.on_inconclusive)
     is_kept = bool(pools.lost_revision) and has_pods and intent.spec.replicas > 0
     if current is not None:
-        stored = _stored(observed, children, intent, pools)
-        revision = stored or _made(settings, children, intent, serving, pools)
+        products = _measured_products(observed, children, intent, serving)
+        stored = _stored(observed, children, intent, pools, len(products))
+        revision = stored or _made(settings, children, intent, products, pools)
         rollout = replace(rollout, is_stored=stored is not None, revision=revision)
         rollout = replace(rollout, hot=_hot(rollout, pools, current), has_pods=has_pods)
     sight = _sight(observed, settings, rollout, pools, pods, children.owner.name)
@@ -336,31 +338,31 @@ def _refusal(rejections: Iterable[Rejection], service: str, revision: Revision |
     return f"The API server refuses {first.kind} {first.name}: {first.message}" if first is not None else ""
 
 
-def _stored(observed: Observed, children: Children, intent: Intent, pools: Pools) -> Revision | None:
-    """The revision that the canary's pods run, while it hosts both pools."""
-    stored = stored_canary(children, observed.replica_sets, intent.wanted.name)
+def _measured_products(observed: Observed, children: Children, intent: Intent, serving: Pods) -> list[str]:
+    """Products that the canary has a pod of: those in use, and those in use before while this canary ran."""
+    products = intent.spec.accelerator.products
+    running = stored_canary(children, observed.replica_sets, revision_in(children.canary))
+    is_same = running is not None and running.inputs == intent.wanted.inputs
+    measured = set(running.boot.accelerator.products) if running is not None and is_same else set()
+    used = {annotation(pod, PRODUCT_ANNOTATION) for pod in serving.ready} | measured
+    return [name for name in products if name in used] or products[:1]
+
+
+def _stored(observed: Observed, children: Children, intent: Intent, pools: Pools, products: int) -> Revision | None:
+    """The revision that the canary's pods run, while it hosts both pools on so many products."""
+    name = canary_revision_name(intent.wanted.name, products)
+    stored = stored_canary(children, observed.replica_sets, name)
     hosted = {drafter.name for drafter in stored.boot.draft_pool} if stored is not None else set()
     return stored if hosted >= {*pools.stable, *pools.candidate} else None
 
 
-def _made(settings: Settings, children: Children, intent: Intent, serving: Pods, pools: Pools) -> Revision | None:
-    """The revision of the canary's pods; None where no pod can host both pools."""
+def _made(settings: Settings, children: Children, intent: Intent, products: list[str], pools: Pools) -> Revision | None:
+    """The revision of the canary's pods on these products; None where no pod can host both pools."""
     if pools.objection:
         return None
-    spec, accelerator = intent.spec, intent.spec.accelerator
-    used = [name for name in accelerator.products if name in _products(serving)]
-    both = spec.model_copy(
-        update={
-            "draft_pool": list(pools.hosted),
-            "accelerator": accelerator.model_copy(update={"products": used or accelerator.products[:1]}),
-        }
-    )
+    accelerator = intent.spec.accelerator.model_copy(update={"products": products})
+    both = intent.spec.model_copy(update={"draft_pool": list(pools.hosted), "accelerator": accelerator})
     return canary_revision(children.owner, settings, both, intent.image, intent.wanted)
-
-
-def _products(serving: Pods) -> set[str]:
-    """Products with ready pods."""
-    return {annotation(pod, PRODUCT_ANNOTATION) for pod in serving.ready}
 
 
 def _hot(rollout: CanaryRollout, pools: Pools, canary: Canary) -> HotConfig | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider_operator.model import SERVICE_LABEL
+from typing import Any
+
+from outrider_operator.model import SERVICE_LABEL, Object
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, LOSS, NAME, CanaryWorld, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, gpu_node
@@ -46,13 +48,23 @@ def test_where_no_pod_may_be_added_one_makes_room_but_never_the_last() -> None:
     assert single.deployment()["spec"]["replicas"] == 1
 
 
-def test_each_product_in_use_has_its_pod_and_none_may_lose() -> None:
+def on_products(*products: str, **spec: Any) -> CanaryWorld:
+    """A service that may run on H200, L4 and A100, with a pod on each of `products`."""
     nodes = (gpu_node("a", "H200"), gpu_node("b", "L4"))
-    world = CanaryWorld(nodes, accelerator={"products": ["H200", "L4", "A100"]})
-    for pod, node in zip(world.pods.values(), nodes, strict=True):
-        pod["spec"]["nodeName"] = node.name
-        pod["metadata"]["annotations"]["outrider.dev/product"] = node.labels["nvidia.com/gpu.product"]
+    world = CanaryWorld(nodes, accelerator={"products": ["H200", "L4", "A100"]}, **spec)
+    for pod, product in zip(world.pods.values(), products, strict=True):
+        use(pod, product)
     world.patched()
+    return world
+
+
+def use(pod: Object, product: str) -> None:
+    pod["spec"]["nodeName"] = {"H200": "a", "L4": "b"}[product]
+    pod["metadata"]["annotations"]["outrider.dev/product"] = product
+
+
+def test_each_product_in_use_has_its_pod_and_none_may_lose() -> None:
+    world = on_products("H200", "L4")
     assert world.canary is not None
     assert world.canary["spec"]["replicas"] == 2
     (spread,) = world.canary["spec"]["template"]["spec"]["topologySpreadConstraints"]
@@ -68,3 +80,33 @@ def test_each_product_in_use_has_its_pod_and_none_may_lose() -> None:
     ]
     world.measure_arms(1000, LOSS, pod=f"{NAME}-1", product="L4")
     assert (world.phase, world.rollout.cause) == ("Failed", "Worse")
+
+
+def test_product_that_gets_its_first_pod_is_measured_too() -> None:
+    """Bug: it was not, and the candidate was rolled out there by what it gained on another product."""
+    world = on_products("H200", "H200")
+    assert world.canary is not None
+    assert world.canary["spec"]["replicas"] == 1
+    world.measure_arms(50, product="H200")
+    use(next(iter(world.pods.values())), "L4")
+    world.settle()
+    assert world.canary["spec"]["replicas"] == 2
+    world.processes += 1
+    world.start_canary()
+    world.measure_arms(1000, GAIN, product="H200")
+    assert (world.phase, world.rollout.requests) == ("Measuring", 1050)
+    use(next(iter(world.pods.values())), "H200")
+    world.measure_arms(500, pod=f"{NAME}-1", product="L4")
+    assert (world.phase, world.canary["spec"]["replicas"]) == ("Measuring", 2)
+    world.measure_arms(1000, GAIN, pod=f"{NAME}-1", product="L4")
+    assert world.phase == "Promoting"
+
+
+def test_spread_of_the_users_own_over_products_gives_way() -> None:
+    """Bug: Kubernetes takes one constraint of a key and an effect, and refused the canary's Deployment."""
+    own = {"maxSkew": 2, "topologyKey": "nvidia.com/gpu.product", "whenUnsatisfiable": "DoNotSchedule"}
+    others = [{**own, "whenUnsatisfiable": "ScheduleAnyway"}, {**own, "topologyKey": "kubernetes.io/hostname"}]
+    world = on_products("H200", "L4", podTemplate={"topologySpreadConstraints": [own, *others]})
+    assert world.canary is not None
+    spreads = world.canary["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert (spreads[:2], [spread["maxSkew"] for spread in spreads]) == (others, [2, 2, 1])

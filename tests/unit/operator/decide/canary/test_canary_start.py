@@ -123,6 +123,31 @@ def test_a_patch_during_a_promotion_is_measured() -> None:
     assert (world.phase, world.revision()) == ("Failed", stable)
 
 
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_environment_changed_during_promotion(is_proven: bool) -> None:
+    """Pool and environment are measured together until the promoted pool has a ready pod. Then the environment rolls
+    out, as any change that leaves the pool alone."""
+    world = under_way()
+    stable = world.revision()
+    world.measure_arms(1000, GAIN)
+    promoted = world.revision()
+    world.end_canary()
+    if is_proven:
+        world.add_pod("chat-new", world.deployment()["spec"]["template"])
+        world.scale_replica_sets({stable: 2, promoted: 1})
+        world.report_states()
+    world.settle()
+    assert world.phase == "Promoting"
+    world.patch(engine={"env": [{"name": "A", "value": "b"}]})
+    world.settle()
+    if is_proven:
+        assert (world.phase, world.canary) == ("Superseded", None)
+        assert world.revision() not in (stable, promoted)
+    else:
+        assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+        assert world.rollout.candidate != promoted
+
+
 def test_a_pool_patched_during_another_rollout_is_measured() -> None:
     """Bug: a changed environment on its way out let any draft through."""
     world = CanaryWorld()
