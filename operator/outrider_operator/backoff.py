@@ -1,4 +1,4 @@
-"""Pauses between attempts at something that fails."""
+"""Exponential back-off with jitter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 class Backoff:
     """Pauses that double from `first_s` to `longest_s` until a success resets them.
 
-    Each is shortened by up to a half, at random: what failed together does not come back together.
+    Each pause is shortened by up to a half at random, so that attempts that failed together do not retry together.
     """
 
     def __init__(self, first_s: float, longest_s: float, chance: Callable[[], float] = random.random) -> None:

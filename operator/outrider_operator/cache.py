@@ -1,68 +1,67 @@
-"""The operator's view of the cluster: the newest state of each object that the boundary admits, by the keys it is
-looked up by."""
+"""The cache: the newest state of each object that validation admits, indexed by namespace, name and label."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
-from outrider_operator import telemetry
-from outrider_operator.inbound.objects import admit, left_out, most_of, too_many
-from outrider_operator.inbound.reading import labels_of, name_of, namespace_of, uid_of
-from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import SERVICE, Kind
-from outrider_operator.model import COMPONENT_LABEL, SERVICE_LABEL, Object
+from outrider_operator.cluster_model import COMPONENT_LABEL, SERVICE_LABEL, Object
+from outrider_operator.kinds import SERVICE, ResourceKind
+from outrider_operator.operator_metrics import telemetry
+from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.objects import admit, left_out, most_of, too_many
+from outrider_operator.validation.reading import labels_of, name_of, namespace_of, uid_of
 
 ObjectKey = tuple[str, str]
 """(namespace, name)"""
-Listener = Callable[[Kind, Object], None]
-"""Called with an object that appeared, changed or went."""
+Listener = Callable[[ResourceKind, Object], None]
+"""Called with an object that was added, changed or deleted."""
 
 _DEPARTED_KEPT = 20_000
 _LABELS = (SERVICE_LABEL, COMPONENT_LABEL)
-_Group = tuple[Kind, str, str]
-"""(kind, namespace, "label=value"), and all of a namespace under ""."""
+_Group = tuple[ResourceKind, str, str]
+"""(kind, namespace, "label=value"); an empty text stands for all objects of the namespace."""
 
 
-class Cache:
-    """Objects by kind, namespace and name. Listeners hear of changes that others made, not of the operator's own.
+class ObjectCache:
+    """Objects by kind, namespace and name. Listeners are called for changes by others, not for the operator's own.
 
-    News of one object comes by several ways (lists, watches, answers to writes) and in any order. Two rules make the
-    order irrelevant: a state never replaces a newer one, and what departed does not come back in an older state.
+    States of an object arrive from lists, watches and answers to writes, in any order. Two rules make the order
+    irrelevant: a state never replaces a newer one, and a deleted object does not come back in an older state.
     """
 
     def __init__(self) -> None:
-        self._objects: dict[Kind, dict[ObjectKey, Object]] = {}
+        self._objects: dict[ResourceKind, dict[ObjectKey, Object]] = {}
         self._groups: dict[_Group, dict[str, Object]] = {}
         self._departed: dict[str, float] = {}
-        """uid -> newest version that is known to be past: infinite for an object that is known to be deleted."""
-        self._listed: dict[tuple[Kind, str | None], int] = {}
-        """(kind, namespace) -> version of the newest whole list: what was not in it had departed by then."""
+        """uid -> newest version that is out of date; infinite for a deleted object."""
+        self._listed: dict[tuple[ResourceKind, str | None], int] = {}
+        """(kind, namespace) -> version of the newest complete list. An object that it lacks was deleted by then."""
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         return self._objects.get(kind, {}).get((namespace, name))
 
-    def all(self, kind: Kind) -> Iterator[Object]:
+    def all(self, kind: ResourceKind) -> Iterator[Object]:
         return iter(list(self._objects.get(kind, {}).values()))
 
-    def count(self, kind: Kind) -> int:
+    def count(self, kind: ResourceKind) -> int:
         return len(self._objects.get(kind, ()))
 
-    def within(self, kind: Kind, namespace: str) -> tuple[Object, ...]:
+    def within(self, kind: ResourceKind, namespace: str) -> tuple[Object, ...]:
         return tuple(self._groups.get((kind, namespace, ""), {}).values())
 
-    def labelled(self, kind: Kind, namespace: str, label: str, value: str) -> tuple[Object, ...]:
-        """Objects with that value of the service's or the component's label."""
+    def labelled(self, kind: ResourceKind, namespace: str, label: str, value: str) -> tuple[Object, ...]:
+        """Objects with `value` of `label`, the service label or the component label."""
         return tuple(self._groups.get((kind, namespace, f"{label}={value}"), {}).values())
 
-    def seen(self, kind: Kind, document: Object) -> None:
-        """A list or a watch reported `document`."""
+    def seen(self, kind: ResourceKind, document: Object) -> None:
+        """Store a state of `document` from a list or a watch."""
         before = self.get(kind, namespace_of(document), name_of(document))
-        if not self._keep(kind, document):
+        if not self._store(kind, document):
             return
         after = self.get(kind, namespace_of(document), name_of(document))
         if before is not None and after is not None and content(kind, before) == content(kind, after):
@@ -70,77 +69,79 @@ class Cache:
         if (news := after or before) is not None:
             self._tell(kind, news)
 
-    def completed(self, kind: Kind, document: Object) -> None:
-        """The API server was asked for all of `document`, of which watches report the metadata only."""
+    def completed(self, kind: ResourceKind, document: Object) -> None:
+        """Store the whole of `document`, of which watches report only the metadata."""
         known = self.get(kind, namespace_of(document), name_of(document))
         if known is not None and uid_of(known) == uid_of(document) and version_of(known) == version_of(document):
             self._take_in(kind, document)
         else:
             self.seen(kind, document)
 
-    def wrote(self, kind: Kind, document: Object) -> None:
-        """The operator wrote `document`, as the API server returned it: the watch brings it only later."""
-        self._keep(kind, document)
+    def wrote(self, kind: ResourceKind, document: Object) -> None:
+        """Store the API server's answer to a write, before the watch delivers it."""
+        self._store(kind, document)
 
-    def wrote_deletion(self, kind: Kind, document: Object) -> None:
-        """The operator deleted `document`, so the watch's word of it is no news."""
+    def wrote_deletion(self, kind: ResourceKind, document: Object) -> None:
+        """Remove a document that the operator deleted, without calling listeners."""
         self._end(kind, document, math.inf)
 
-    def left(self, kind: Kind, document: Object) -> None:
-        """A watch reports it as deleted: it is, or it lost the label that the watch selects by, and may get it back."""
+    def left(self, kind: ResourceKind, document: Object) -> None:
+        """Remove an object that a watch reports as deleted. It may only have lost the label that the watch selects by,
+        so newer states are accepted."""
         self.gone(kind, document, by=version_of(document))
 
-    def gone(self, kind: Kind, document: Object, by: float = math.inf) -> None:
-        """Others deleted `document`; no state of it up to the version `by` is news any more."""
+    def gone(self, kind: ResourceKind, document: Object, by: float = math.inf) -> None:
+        """Remove a document that others deleted. States up to version `by` are ignored from now on."""
         before = self._end(kind, document, by)
         if before is not None:
             self._tell(kind, before)
 
     def clear(self) -> None:
-        """Forget everything, versions included: after a restored backup they begin again further back."""
+        """Remove everything, including versions: in a cluster that was restored from a backup they begin lower."""
         objects = [(kind, document) for kind, documents in self._objects.items() for document in documents.values()]
         for known in (self._objects, self._groups, self._departed, self._listed):
             known.clear()
         for kind, document in objects:
             self._tell(kind, document)
 
-    def relist(self, kind: Kind, namespace: str | None) -> Relist:
+    def relist(self, kind: ResourceKind, namespace: str | None) -> Relist:
         return Relist(self, kind, namespace)
 
-    def listed(self, kind: Kind, namespace: str | None, present: Container[ObjectKey], version: int) -> None:
-        """`present` is all there was at `version` (in `namespace`): what is older and not among them went unseen."""
+    def listed(self, kind: ResourceKind, namespace: str | None, present: Container[ObjectKey], version: int) -> None:
+        """Remove objects that are older than the complete list `present` at `version` and not in it."""
         self._listed[kind, namespace] = max(version, self._listed.get((kind, namespace), 0))
         for key, document in list(self._objects.get(kind, {}).items()):
             if namespace in (None, key[0]) and key not in present and version_of(document) <= version:
                 self.gone(kind, document, by=version)
 
-    def _keep(self, kind: Kind, document: Object) -> bool:
-        """Take in what is admitted of `document`; False when nothing changed because it is old."""
+    def _store(self, kind: ResourceKind, document: Object) -> bool:
+        """Store the admitted parts of `document`; False if it is out of date."""
         if self._is_old(kind, document):
             return False
         self._take_in(kind, document)
         return True
 
-    def _take_in(self, kind: Kind, document: Object) -> None:
+    def _take_in(self, kind: ResourceKind, document: Object) -> None:
         before = self._remove(kind, document)
         if before is not None and uid_of(before) != uid_of(document):
-            self._depart(before, math.inf)  # its successor is there, whatever is still to come of it
+            self._depart(before, math.inf)  # an object of the same name replaced it, so it was deleted
         admitted = self._admit(kind, document)
-        if isinstance(admitted, Unfit):
-            telemetry.count_unfit(admitted)
+        if isinstance(admitted, InvalidInput):
+            telemetry.count_invalid(admitted)
             self._depart(document, version_of(document))
             return
-        if (unfit := left_out(kind, admitted, document)) is not None:
-            telemetry.count_unfit(unfit)
+        if (invalid := left_out(kind, admitted, document)) is not None:
+            telemetry.count_invalid(invalid)
         self._put(kind, admitted)
 
-    def _admit(self, kind: Kind, document: Object) -> Object | Unfit:
-        services, present = (self._groups.get((each, namespace_of(document), ""), ()) for each in (SERVICE, kind))
+    def _admit(self, kind: ResourceKind, document: Object) -> Object | InvalidInput:
+        services = self._groups.get((SERVICE, namespace_of(document), ""), ())
+        present = self._groups.get((kind, namespace_of(document), ""), ())
         full = len(present) >= most_of(kind, len(services))
         return too_many(kind, document) if full else admit(kind, document)
 
-    def _is_old(self, kind: Kind, document: Object) -> bool:
-        """Versions of one object are ordered integers; those of its predecessor of that name lie before its own."""
+    def _is_old(self, kind: ResourceKind, document: Object) -> bool:
+        """Is `document` not newer than the known state? Versions are ordered, also those of a deleted predecessor."""
         namespace = namespace_of(document)
         before = self.get(kind, namespace, name_of(document))
         if before is not None:
@@ -149,8 +150,8 @@ class Cache:
             known = max(self._listed.get((kind, scope), 0) for scope in (None, namespace))
         return version_of(document) <= max(known, self._departed.get(uid_of(document), 0))
 
-    def _end(self, kind: Kind, document: Object, by: float) -> Object | None:
-        """Forget `document`; returns it if it was there. Its successor of that name, or a newer state, stays."""
+    def _end(self, kind: ResourceKind, document: Object, by: float) -> Object | None:
+        """Remove `document` and return it if it was there. A successor of the same name or a newer state stays."""
         self._depart(document, by)
         before = self.get(kind, namespace_of(document), name_of(document))
         if before is None or uid_of(before) != uid_of(document) or version_of(before) > by:
@@ -163,12 +164,12 @@ class Cache:
         if len(self._departed) > _DEPARTED_KEPT:
             del self._departed[next(iter(self._departed))]
 
-    def _put(self, kind: Kind, document: Object) -> None:
+    def _put(self, kind: ResourceKind, document: Object) -> None:
         self._objects.setdefault(kind, {})[namespace_of(document), name_of(document)] = document
         for group in _groups(kind, document):
             self._groups.setdefault(group, {})[name_of(document)] = document
 
-    def _remove(self, kind: Kind, document: Object) -> Object | None:
+    def _remove(self, kind: ResourceKind, document: Object) -> Object | None:
         before = self._objects.get(kind, {}).pop((namespace_of(document), name_of(document)), None)
         for group in _groups(kind, before) if before is not None else ():
             del self._groups[group][name_of(document)]
@@ -176,7 +177,7 @@ class Cache:
                 del self._groups[group]
         return before
 
-    def _tell(self, kind: Kind, document: Object) -> None:
+    def _tell(self, kind: ResourceKind, document: Object) -> None:
         for listener in self._listeners:
             listener(kind, document)
 
@@ -184,7 +185,7 @@ class Cache:
 class Relist:
     """One list of a kind (in a namespace), page by page."""
 
-    def __init__(self, cache: Cache, kind: Kind, namespace: str | None) -> None:
+    def __init__(self, cache: ObjectCache, kind: ResourceKind, namespace: str | None) -> None:
         self._cache = cache
         self._kind = kind
         self._namespace = namespace
@@ -196,23 +197,23 @@ class Relist:
             self._cache.seen(self._kind, document)
 
     def end(self, version: int) -> None:
-        """The pages were all there was at `version`."""
+        """Finish the list: the pages contain all objects at `version`."""
         self._cache.listed(self._kind, self._namespace, self._present, version)
 
 
-def content(kind: Kind, document: Object) -> Object:
-    """`document` without what must wake nobody: the version, and a service's status, which Outrider itself writes."""
+def content(kind: ResourceKind, document: Object) -> Object:
+    """`document` without what triggers no reconcile: the version, and a service's status, which Outrider writes."""
     metadata = {name: value for name, value in document["metadata"].items() if name != "resourceVersion"}
     body = {name: value for name, value in document.items() if not (kind == SERVICE and name == "status")}
     return {**body, "metadata": metadata}
 
 
 def version_of(document: Object) -> int:
-    """Resource versions are integers that grow over all objects of a kind (Kubernetes 1.35 promises it)."""
+    """Resource version as an integer. It grows over all objects of a kind, which Kubernetes 1.35 guarantees."""
     return int(document["metadata"]["resourceVersion"])
 
 
-def _groups(kind: Kind, document: Object) -> list[_Group]:
+def _groups(kind: ResourceKind, document: Object) -> list[_Group]:
     labels = labels_of(document)
     values = ["", *(f"{name}={labels[name]}" for name in _LABELS if name in labels)]
     return [(kind, namespace_of(document), value) for value in values]

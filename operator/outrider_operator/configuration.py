@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider_crds.base import seconds
 
-from outrider_operator.model import METRICS_WINDOW_S, Object
+from outrider_operator.cluster_model import METRICS_WINDOW_S, Object
 
 RELEASE = "0.1.0"
 _PREFIX = "OUTRIDER_"
@@ -26,44 +26,44 @@ class ConfigurationError(ValueError):
 @dataclass(frozen=True)
 class Configuration:
     namespace: str
-    """Where the operator's Lease lives."""
+    """Namespace of the operator's Lease."""
     pod_name: str
-    """Identity that holds the Lease."""
+    """Name under which this process holds the Lease."""
     lease_name: str = "outrider-operator"
     watch_namespaces: tuple[str, ...] = ()
-    """Namespaces that are served; none means all."""
+    """Namespaces with managed services; empty: all namespaces."""
     watch_nodes: bool = True
-    """False where RBAC gives no right to read nodes."""
+    """False if RBAC does not allow to read nodes."""
     runtime_image: str = f"outrider/runtime:{RELEASE}"
     runtime_cpu_image: str = f"outrider/runtime-cpu:{RELEASE}"
     runtime_upgrade_percent: int = 0
-    """Share of the services that move to these images; the others stay on those that they were given first."""
+    """Share of the services that move to these images. The others stay on the image that they started with."""
     image_pull_policy: str = "IfNotPresent"
     allowed_host_paths: tuple[str, ...] = ()
-    """Folders of nodes that pods may read; none means no hostPath at all."""
+    """Folders of nodes that pods may read; empty: no hostPath is allowed."""
     platform_assigns_user: bool = False
-    """True where pods that ask for a user or a group of their own are refused (OpenShift)."""
+    """True if the platform refuses pods that set a user or group (OpenShift)."""
     admin_port_peers: tuple[Object, ...] = ()
-    """NetworkPolicyPeers that may reach the serving pods' admin port; none means that no NetworkPolicy is made."""
+    """NetworkPolicyPeers that may reach the serving pods' admin port; empty: no NetworkPolicy is created."""
     prometheus_url: str = ""
     prometheus_ca_file: str = ""
-    """CA bundle that its certificate is checked against; the system's when empty."""
+    """File with the CA bundle for Prometheus' certificate; empty: the system's CAs."""
     prometheus_token_file: str = ""
-    """Bearer token that is sent to it."""
+    """File with the bearer token for Prometheus."""
     prometheus_timeout_s: float = 10.0
-    """For one query."""
+    """Timeout of one query."""
     profiling_priority_class: str = ""
     resync_interval_s: float = 60.0
     metrics_window_s: float = METRICS_WINDOW_S
-    """Length of the window that the status figures are measured over."""
+    """Length of the window of the status figures."""
     no_capacity_after_s: float = 60.0
-    """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""
+    """Seconds without a node after which a pod means NoCapacity, unless an autoscaler adds a node for it."""
     profiles_shared_from: tuple[str, ...] = ()
     """Namespaces whose measurements all namespaces use."""
     engine_version: str = ""
-    """Version of vLLM in `runtime_image`; empty where it is not known."""
+    """Version of vLLM in `runtime_image`; empty if it is unknown."""
     engine_version_cpu: str = ""
-    """Version of vLLM in `runtime_cpu_image`."""
+    """Version of vLLM in `runtime_cpu_image`; empty if it is unknown."""
     log_level: str = "info"
     log_format: str = "json"
     health_port: int = 8080
@@ -71,7 +71,7 @@ class Configuration:
 
 
 def read_configuration(environment: Mapping[str, str]) -> Configuration:
-    """Configuration from `environment`. Raises ConfigurationError naming the variable that is wrong or absent."""
+    """Read the configuration. Raises ConfigurationError with the name of the variable that is wrong or missing."""
 
     def read(name: str, parse: Callable[[str], _T], default: _T | None = None) -> _T:
         text = environment.get(_PREFIX + name, "")
@@ -124,12 +124,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _objects(text: str) -> tuple[Object, ...]:
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        values = None
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise ValueError("must be a JSON list of objects")
-    return tuple(found)
+    return tuple(values)
 
 
 def _folders(text: str) -> tuple[str, ...]:

@@ -1,25 +1,25 @@
-"""Events about services: what changed in their conditions, for `kubectl describe`."""
+"""Post Kubernetes Events about changed conditions of services, which `kubectl describe` shows."""
 
 from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
 
-from outrider_operator.inbound.reading import cut, name_of, namespace_of, text, uid_of
+from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import EVENT, SERVICE
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
-from outrider_operator.model import Object
 from outrider_operator.plan import Event
+from outrider_operator.validation.reading import cut, name_of, namespace_of, text, uid_of
 
 logger = logging.getLogger(__name__)
 
 _COMPONENT = "outrider"
 _MOST_CHARACTERS = 1024
-"""Of a message; the API server takes no more."""
+"""Characters of an Event's message that the API server accepts."""
 
 
 class Events:
-    """Posts each once: an Event is not worth a second attempt, least of all in a namespace that goes."""
+    """Posts Events. A failed one is not retried."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
@@ -34,7 +34,7 @@ class Events:
 
 
 def _document(service: Object, event: Event) -> Object:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    timestamp = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
@@ -51,7 +51,7 @@ def _document(service: Object, event: Event) -> Object:
             "resourceVersion": text(service, "metadata", "resourceVersion"),
         },
         "source": {"component": _COMPONENT},
-        "firstTimestamp": now,
-        "lastTimestamp": now,
+        "firstTimestamp": timestamp,
+        "lastTimestamp": timestamp,
         "count": 1,
     }

@@ -1,4 +1,4 @@
-"""One page of the operator's own on a port: its metrics, its health."""
+"""Serve one page on a port: the operator's metrics or its health."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEEP_ALIVE_S = 5.0
 async def serving(
     port: int, path: str, answer: Callable[[web.Request], Awaitable[web.Response]]
 ) -> AsyncGenerator[None]:
-    """Answer on every address, IPv4 and IPv6; connections are asyncio's, so that an idle one holds no thread."""
+    """Serve `path` on all IPv4 and IPv6 addresses. An idle connection uses no thread."""
     application = web.Application()
     application.router.add_get(path, answer)
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=_KEEP_ALIVE_S)
@@ -31,7 +31,7 @@ async def serving(
 
 @asynccontextmanager
 async def serving_health(port: int, health: Callable[[], dict[str, Any]]) -> AsyncGenerator[None]:
-    """Answer the kubelet's probes. kopf's own endpoint listens on one address family alone."""
+    """Answer the kubelet's probes. kopf's own endpoint listens on one address family only."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"operator": health()})

@@ -1,7 +1,7 @@
-"""A thin asynchronous client of the API server: plain dictionaries in and out.
+"""A thin asynchronous client of the API server with plain dictionaries as input and output.
 
-It stands on the official client's transport and configuration (`kubernetes.aio`), not on its generated API
-classes: importing those takes 110 MB, most of the operator's memory budget.
+It uses the transport and configuration of the official client (`kubernetes.aio`), but not its generated API classes:
+importing them takes 110 MB, most of the operator's memory budget.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from outrider_operator import telemetry
-from outrider_operator.inbound.reading import items, name_of, namespace_of, text
-from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import WATCHED_BY_METADATA, Kind, kind_of
-from outrider_operator.model import FIELD_MANAGER, Object
+from outrider_operator.cluster_model import FIELD_MANAGER, Object
+from outrider_operator.kinds import WATCHED_BY_METADATA, ResourceKind, kind_of
+from outrider_operator.operator_metrics import telemetry
+from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.reading import items, name_of, namespace_of, text
 
 PAGE_SIZE = 25
 MOST_PAGE = 4 * 1024 * 1024
-"""Bytes in a page of a list, which is in memory as a whole: an object may weigh 1.5 MB, whoever made it."""
+"""Bytes in a page of a list, which is read into memory as a whole. One object may take 1.5 MB."""
 MOST_EVENT = 4 * 1024 * 1024
-"""Bytes in an event of a watch. An object may take more: JSON spells a `<` in six."""
+"""Bytes in an event of a watch. An object may take more, since JSON escapes `<` by six bytes."""
 WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
-# A page may have megabytes, and a slow network is no reason to begin it anew, for ever: it ends where nothing comes.
+# A page may have megabytes. On a slow network it must not start again and again: it fails only if no data arrives.
 _PAGE_TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=10, sock_read=30)
-# The server gives up after a minute, whatever its webhooks take: it answers then, and names the one that was slow.
+# The server gives up on slow webhooks after a minute, and its answer names the slow one.
 _WRITE_TIMEOUT = aiohttp.ClientTimeout(total=65, sock_connect=10)
-# The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
+# The server sends a bookmark about every minute, so a stream without data for much longer is dead.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=150)
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
-"""With the character set: without it the client would write the document itself, as JSON."""
+"""Content type of server-side apply. Without the character set the client would encode the document as JSON."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _DENIED = "admission webhook"
-"""How the message of a denial begins. The webhook may choose any status for it: one of a busy server, or a 404."""
+"""Beginning of the message of a denied request. A webhook may choose any HTTP status for it, even 404 or 503."""
 _STRICT = ("fieldValidation", "Strict")
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -72,12 +72,12 @@ class ApiError(Exception):
 
     @property
     def conflict(self) -> bool:
-        """Another wrote first, or a precondition does not hold."""
+        """True if another writer was first, or a precondition does not hold."""
         return self.status == 409 and self.reason == "Conflict"
 
     @property
     def expired(self) -> bool:
-        """The resource version is too old to watch from: list again."""
+        """True if the resource version is too old to watch from, so that a new list is needed."""
         return self.status == 410
 
     @property
@@ -86,18 +86,18 @@ class ApiError(Exception):
 
     @property
     def namespace_ends(self) -> bool:
-        """The namespace is being deleted: nothing can be made in it any more, and all that is there goes."""
+        """True if the namespace is being deleted: no object can be created in it any more."""
         return "NamespaceTerminating" in self.causes
 
     @property
     def busy(self) -> bool:
-        """The server asks to come back later, whatever the request was."""
+        """True if the server is overloaded and asks to retry later."""
         return self.status in (429, 503)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A part of a list."""
+    """One page of a list."""
 
     objects: list[Object]
     version: str
@@ -105,13 +105,13 @@ class Page:
 
 
 UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
-"""What a request raises when the API server cannot be reached."""
+"""Errors that a request raises if the API server cannot be reached."""
 
 
 async def load_configuration() -> Configuration:
-    """The cluster's address and credentials: the service account's in a pod, else the kubeconfig's."""
+    """Address and credentials of the cluster: from the service account in a pod, else from the kubeconfig."""
     configuration = Configuration()
-    configuration.connection_pool_maxsize = 0  # no limit: every watch holds a connection, and namespaces may be many
+    configuration.connection_pool_maxsize = 0  # no limit: each watch uses one, and there may be many namespaces
     if _SERVICE_ACCOUNT_TOKEN.exists():
         load_incluster_config(client_configuration=configuration)
     else:
@@ -120,11 +120,11 @@ async def load_configuration() -> Configuration:
 
 
 class KubernetesApi:
-    """Requests to the API server. Where it does not answer as asked, each raises ApiError or one of UNREACHABLE."""
+    """Requests to the API server. Each raises ApiError if it is refused, or one of UNREACHABLE."""
 
     def __init__(self, configuration: Configuration) -> None:
-        # Never through a proxy of the environment: Python knows no networks in NO_PROXY, and the API server's address
-        # is one of the cluster's. A kubeconfig's own proxy-url is used.
+        # Proxies of the environment are not used: Python does not support networks in NO_PROXY, and the API server's
+        # address is inside the cluster. A kubeconfig's own proxy-url is used.
         configuration.client_session_kwargs = {"trust_env": False}
         self._client = ApiClient(configuration)
         self._client.user_agent = "outrider-operator"
@@ -132,8 +132,8 @@ class KubernetesApi:
     async def close(self) -> None:
         await self._client.close()
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object, or None where there is none."""
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
+        """The object; None if it does not exist."""
         try:
             return await self._request("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -142,9 +142,9 @@ class KubernetesApi:
             raise
 
     async def pages(
-        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
+        self, kind: ResourceKind, namespace: str | None, selector: str = "", fields: str = ""
     ) -> AsyncGenerator[Page, None]:
-        """The objects of the selectors (of some kinds their metadata), page by page; large ones in smaller pages."""
+        """The selected objects (of some kinds only metadata) page by page. Large objects come in smaller pages."""
         token, size = "", PAGE_SIZE
         while True:
             query = [("labelSelector", selector), ("fieldSelector", fields), ("continue", token), ("limit", str(size))]
@@ -160,9 +160,9 @@ class KubernetesApi:
                 return
 
     async def _page(
-        self, kind: Kind, namespace: str | None, query: list[tuple[str, str]], most: int | None
+        self, kind: ResourceKind, namespace: str | None, query: list[tuple[str, str]], most: int | None
     ) -> bytes | None:
-        """The body of one page; None when it has more than `most` bytes, which are not read."""
+        """The body of one page; None if it exceeds `most` bytes."""
         accept = _METADATA_LIST if kind in WATCHED_BY_METADATA else _JSON
         async with await self._send(
             "GET", kind.path(namespace), query=query, accept=accept, timeout=_PAGE_TIMEOUT
@@ -175,23 +175,25 @@ class KubernetesApi:
                     return None
         return bytes(body)
 
-    async def some(self, kind: Kind, namespace: str | None, *, fields: str = "", pages: int = 1) -> list[Object]:
-        """The objects (of a field selector) on the first `pages`, where those are enough."""
-        found: list[Object] = []
+    async def some(
+        self, kind: ResourceKind, namespace: str | None, *, fields: str = "", pages: int = 1
+    ) -> list[Object]:
+        """The objects of a field selector on the first `pages`."""
+        objects: list[Object] = []
         async with aclosing(self.pages(kind, namespace, fields=fields)) as all_pages:
             async for page in all_pages:
-                found += page.objects
+                objects += page.objects
                 pages -= 1
                 if not pages:
                     break
-        return found
+        return objects
 
     async def watch(
-        self, kind: Kind, namespace: str | None, selector: str, resource_version: str
-    ) -> AsyncIterator[tuple[str, Object] | Unfit]:
+        self, kind: ResourceKind, namespace: str | None, selector: str, resource_version: str
+    ) -> AsyncIterator[tuple[str, Object] | InvalidInput]:
         """Events (type, object) after `resource_version`, until the server ends the stream after some minutes.
 
-        Unfit takes the place of an event that is too large. Raises ValueError or KeyError for what is no event.
+        InvalidInput replaces an event that is too large. Raises ValueError or KeyError for a malformed event.
         """
         query = [
             ("watch", "true"),
@@ -205,7 +207,9 @@ class KubernetesApi:
         try:
             async for line in _lines(response.content):
                 if line is None:
-                    yield Unfit("object", "TooLarge", f"an event of {kind.plural} has more than {MOST_EVENT} bytes")
+                    yield InvalidInput(
+                        "object", "TooLarge", f"an event of {kind.plural} has more than {MOST_EVENT} bytes"
+                    )
                     continue
                 event = json.loads(line)
                 if event["type"] == "ERROR":
@@ -215,7 +219,7 @@ class KubernetesApi:
             response.close()
 
     async def apply(self, document: Object) -> Object:
-        """Server-side apply: fields that Outrider sets win, those that others added stay, unknown ones are refused."""
+        """Server-side apply. Outrider's fields win, fields of others stay, unknown fields are refused."""
         path = kind_of(document).path(namespace_of(document), name_of(document))
         query = [("fieldManager", FIELD_MANAGER), ("force", "true"), _STRICT]
         return await self._write(
@@ -228,9 +232,9 @@ class KubernetesApi:
         return await self._write("create", document, "POST", path, document, query=query)
 
     async def patch(self, patch: Object) -> Object:
-        """Strategic merge of `patch`, which names its object; with metadata.uid in it, of exactly that object.
+        """Strategic merge of `patch` into the object that it names. metadata.uid in it is a precondition.
 
-        Returns what a watch would report of it.
+        Returns the object as a watch would report it.
         """
         path = kind_of(patch).path(namespace_of(patch), name_of(patch))
         query = [("fieldManager", FIELD_MANAGER)]
@@ -240,9 +244,9 @@ class KubernetesApi:
         )
 
     async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:
-        """Delete the object if `preconditions` (uid, resourceVersion) hold and, in the background, what it owns.
+        """Delete the object if `preconditions` (uid, resourceVersion) hold. Objects that it owns go in the background.
 
-        None when it is gone; else the object as it is being deleted (it has finalizers).
+        Returns None if it is gone, or the terminating object if finalizers delay that.
         """
         path = kind_of(document).path(namespace_of(document), name_of(document))
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
@@ -250,13 +254,13 @@ class KubernetesApi:
         return answer if (answer.get("metadata") or {}).get("finalizers") else None
 
     async def replace(self, document: Object, subresource: str | None = None) -> Object:
-        """Replace the object (or its status) if it still has the resource version that `document` carries."""
+        """Replace the object (or its status) if it still has the resource version of `document`."""
         path = kind_of(document).path(namespace_of(document), name_of(document), subresource)
         query = [("fieldManager", FIELD_MANAGER)]
         return await self._write(f"update {subresource or ''}".strip(), document, "PUT", path, document, query=query)
 
-    async def serves(self, kind: Kind) -> bool:
-        """True where the API server knows the kind (its CustomResourceDefinition is installed)."""
+    async def serves(self, kind: ResourceKind) -> bool:
+        """True if the API server knows the kind, that is its CustomResourceDefinition is installed."""
         try:
             group = await self._request("GET", f"/apis/{kind.api_version}")
         except ApiError as error:
@@ -303,7 +307,7 @@ class KubernetesApi:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:
-    """The lines of a stream; None in place of one that is too large, of which no more than the limit is in memory."""
+    """The lines of a stream. None replaces a line that is too large, which is never in memory as a whole."""
     line, size = bytearray(), 0
     async for chunk in content.iter_any():
         for part in chunk.splitlines(keepends=True):
@@ -314,20 +318,20 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:
                 yield bytes(line) if size <= MOST_EVENT else None
                 line, size = bytearray(), 0
     if size:
-        yield bytes(line)  # cut off
+        yield bytes(line)  # the stream ended within a line
 
 
 def yaml_text(document: Object) -> str:
-    """`document` for a server-side apply, which is read as YAML.
+    """`document` as YAML for a server-side apply.
 
-    JSON's escapes of characters beyond U+FFFF are none of YAML's: an annotation with an emoji could not be applied.
+    YAML does not know JSON's escapes of characters beyond U+FFFF, so an annotation with an emoji could not be applied.
     """
     text = json.dumps(document, ensure_ascii=False)
     return re.sub(r"[^\x20-\x7e]", lambda match: f"\\U{ord(match[0]):08x}", text)
 
 
 def _error(status: int, body: str) -> ApiError:
-    """The API server answers with a `Status` document; a proxy in front of it may answer with anything."""
+    """The error in a response: a `Status` document of the API server, or any body of a proxy in front of it."""
     try:
         document = json.loads(body)
         reason, message = str(document.get("reason", "")), str(document.get("message", ""))

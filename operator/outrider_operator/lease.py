@@ -1,7 +1,7 @@
-"""Guard against two active operators: only the holder of one Lease works, the others stand by.
+"""Leader election: only the operator that holds the Lease works, the others stand by.
 
-Times are compared on this process's own clock only (when did *I* see the record change), as client-go does, so
-that clocks that differ between nodes cannot make two holders.
+A process compares only times of its own clock, at which it saw the record change, as client-go does. So clocks that
+differ between nodes cannot lead to two holders.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 from datetime import UTC, datetime
 from enum import Enum
 
-from outrider_operator import telemetry
 from outrider_operator.cache import version_of
+from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import LEASE
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
-from outrider_operator.model import Object
+from outrider_operator.operator_metrics import telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -23,22 +23,20 @@ DURATION_S = 15
 RENEW_EVERY_S = 5.0
 GIVE_UP_AFTER_S = 10.0
 RETRY_EVERY_S = 1.0
-
-
 SETTLE_S = GIVE_UP_AFTER_S
-"""A holder whose Lease was deleted has noticed by then, or has given up."""
+"""Seconds after which a holder whose Lease was deleted has noticed that, or has given up."""
 
 
 class Claim(Enum):
-    """What came of an attempt to take or renew the Lease."""
+    """Result of an attempt to take or renew the Lease."""
 
     CREATED = "created"
-    """There was none; another operator may have held one until a moment ago."""
+    """The Lease did not exist. Another operator may have held it until a moment ago."""
     RENEWED = "renewed"
     FAILED = "failed"
-    """The API server does not say; the claim stands for a while."""
+    """The API server did not answer. The last claim stays valid for a while."""
     LOST = "lost"
-    """Another operator holds it, or the cluster's past came back."""
+    """Another operator holds the Lease, or the cluster was restored from a backup."""
 
 
 class Lease:
@@ -53,8 +51,8 @@ class Lease:
         self._seen_at = 0.0
         self._version = 0
         """Newest resource version of the Lease that was read or written."""
-        self.held = False
-        """From when this process holds the Lease until it gives up: a renewal that fails once is tried again."""
+        self.is_held = False
+        """True from acquiring the Lease until giving it up. One failed renewal does not change it."""
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease."""
@@ -67,11 +65,11 @@ class Lease:
                 logger.info("Standing by: %s holds the Lease %s/%s", self._seen[0], self._namespace, self._name)
                 waiting = True
             await asyncio.sleep(RETRY_EVERY_S)
-        self._note(held=True)
+        self._note(is_held=True)
         logger.info("Holding the Lease %s/%s as %s", self._namespace, self._name, self._identity)
 
-    async def keep(self) -> None:
-        """Renew the Lease until it is lost or that fails for too long; the caller must then stop working at once."""
+    async def renew(self) -> None:
+        """Renew the Lease until it is lost, or until renewals fail for too long. Then the caller must stop at once."""
         clock = asyncio.get_running_loop().time
         renewed_at, renewed = clock(), True
         while clock() - renewed_at < GIVE_UP_AFTER_S:
@@ -86,27 +84,27 @@ class Lease:
                 break
             renewed = claim is not Claim.FAILED
             renewed_at = started_at if renewed else renewed_at
-        self._note(held=False)
+        self._note(is_held=False)
 
     async def release(self) -> None:
-        """Let the next operator start at once; without this it waits until the Lease has run out."""
-        if not self.held:
+        """Release the Lease, so that the next operator need not wait until it expires."""
+        if not self.is_held:
             return
-        self._note(held=False)
+        self._note(is_held=False)
         try:
-            current = await self._api.get(LEASE, self._namespace, self._name)  # a renewal may just have been under way
+            current = await self._api.get(LEASE, self._namespace, self._name)  # a renewal may have changed it meanwhile
             if current is not None and current["spec"].get("holderIdentity") == self._identity:
                 current["spec"]["holderIdentity"] = ""
                 await self._api.replace(current)
         except (ApiError, *UNREACHABLE) as error:
             logger.info("Could not release the Lease; it runs out in %d s: %s", DURATION_S, error)
 
-    def _note(self, *, held: bool) -> None:
-        self.held = held
-        telemetry.LEADING.set(held)
+    def _note(self, *, is_held: bool) -> None:
+        self.is_held = is_held
+        telemetry.LEADING.set(is_held)
 
     async def _try(self) -> Claim:
-        """Take or renew the Lease, where that is this process's to do."""
+        """Take or renew the Lease, if it is free or this process holds it."""
         try:
             current = await self._api.get(LEASE, self._namespace, self._name)
             if current is None:
@@ -124,26 +122,26 @@ class Lease:
         return Claim.RENEWED
 
     def _note_version(self, document: Object) -> bool:
-        """False where versions have gone back: they grow, as long as the cluster's store is the same."""
+        """Record the version. False if it is lower than before, which only a restored backup explains."""
         before, self._version = self._version, version_of(document)
         return self._version >= before
 
     def _free(self, current: Object) -> bool:
-        """True where the Lease is this process's own, was given back, or was not renewed while it was watched."""
+        """True if this process holds the Lease, if it was released, or if it expired while this process watched it."""
         spec = current.get("spec") or {}
         record = (spec.get("holderIdentity") or "", spec.get("renewTime") or "")
-        now = asyncio.get_running_loop().time()
+        at = asyncio.get_running_loop().time()
         if record != self._seen:
-            self._seen, self._seen_at = record, now
-        expired = now - self._seen_at > (spec.get("leaseDurationSeconds") or DURATION_S)
+            self._seen, self._seen_at = record, at
+        expired = at - self._seen_at > (spec.get("leaseDurationSeconds") or DURATION_S)
         return record[0] in ("", self._identity) or expired
 
     def _claim(self, current: Object | None) -> Object:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        timestamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         spec = dict((current or {}).get("spec") or {})
         if spec.get("holderIdentity") != self._identity:
-            spec["acquireTime"] = now
+            spec["acquireTime"] = timestamp
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + (current is not None)
-        spec.update(holderIdentity=self._identity, leaseDurationSeconds=DURATION_S, renewTime=now)
+        spec.update(holderIdentity=self._identity, leaseDurationSeconds=DURATION_S, renewTime=timestamp)
         metadata = (current or {}).get("metadata") or {"name": self._name, "namespace": self._namespace}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec}

@@ -1,4 +1,4 @@
-"""`outrider-operator`: the process that the Helm chart runs."""
+"""`outrider-operator`: the operator's process, which the Helm chart runs."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from typing import Any, cast
 import kopf
 import prometheus_client
 
-from outrider_operator import frame, http_page, metrics_page
-from outrider_operator.condition_metrics import DraftCanaries, ServiceConditions
+from outrider_operator import http_page, kopf_adapter
+from outrider_operator.cluster_model import OperatorSettings
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
-from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
-from outrider_operator.demand_metrics import ServiceDemand
 from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
-from outrider_operator.model import Settings
+from outrider_operator.operator_metrics import metrics_page
+from outrider_operator.operator_metrics.condition_metrics import DraftCanaries, ServiceConditions
+from outrider_operator.operator_metrics.demand_metrics import ServiceDemand
+from outrider_operator.service_controller import ServiceController
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Run until a signal; exit status 2 for a configuration that cannot be used, 1 after a failure."""
+    """Run until a signal. Exit status 1 after a failure or for an invalid configuration."""
     try:
         configuration = read_configuration(os.environ)
     except ConfigurationError as error:
         sys.exit(f"outrider-operator: {error}")
-    frame.configure_logging(configuration)
+    kopf_adapter.configure_logging(configuration)
     failed = asyncio.run(_run(configuration))
     sys.exit(1 if failed else 0)
 
 
 async def _run(configuration: Configuration) -> bool:
-    """True when the operator ended by itself."""
+    """Run the operator. True if it ended by itself."""
     client = await load_configuration()
     api = KubernetesApi(client)
-    controller = Controller(configuration, api, settings_of(configuration), decide)
+    controller = ServiceController(configuration, api, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
     prometheus_client.REGISTRY.register(DraftCanaries(controller.services))
@@ -48,19 +49,19 @@ async def _run(configuration: Configuration) -> bool:
             http_page.serving_health(configuration.health_port, controller.health),
         ):
             await kopf.operator(
-                registry=frame.build_registry(controller, client),
-                # kopf's own choice asks for the user's name: a platform may assign a user that has none.
+                registry=kopf_adapter.build_registry(controller, client),
+                # kopf's default identity needs the user's name, and a platform may assign a user without one.
                 identity=cast(Any, configuration.pod_name),
-                standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
-                clusterwide=True,  # it watches nothing
+                standalone=True,  # the Lease replaces kopf's peering, which needs its own CRDs
+                clusterwide=True,  # kopf watches nothing
             )
     finally:
         await api.close()
     return controller.failed
 
 
-def settings_of(configuration: Configuration) -> Settings:
-    return Settings(
+def settings_of(configuration: Configuration) -> OperatorSettings:
+    return OperatorSettings(
         runtime_image=configuration.runtime_image,
         runtime_upgrade_percent=configuration.runtime_upgrade_percent,
         runtime_cpu_image=configuration.runtime_cpu_image,

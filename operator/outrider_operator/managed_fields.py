@@ -1,7 +1,7 @@
-"""Which fields server-side apply may take away again.
+"""Merge the entries of one field manager, so that server-side apply can remove fields that it created.
 
-Apply removes what the manager applied before and no longer sends. What the same manager wrote by a create or an update
-stands in an entry of its own, which keeps those fields alive for ever. `claimed` makes the two entries one.
+Apply removes fields that the manager applied before and no longer sends. Fields that the same manager wrote by a create
+or an update are in a separate entry and would stay for ever. `claimed` merges both entries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Entry = dict[str, Any]
 
 
 def claimed(entries: Sequence[Entry], manager: str) -> list[Entry] | None:
-    """`entries` with all that `manager` wrote to the object itself counted as applied; None when it is so already."""
+    """`entries` with all fields that `manager` wrote counted as applied; None if they are already."""
     written = [entry for entry in entries if _is_own(entry, manager)]
     if all(entry["operation"] == "Apply" for entry in written):
         return None
@@ -29,6 +29,6 @@ def _is_own(entry: Entry, manager: str) -> bool:
     return entry.get("manager") == manager and not entry.get("subresource")
 
 
-def _union(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Sets of fields are nested objects, empty at the leaves."""
-    return {name: _union(one.get(name, {}), other.get(name, {})) for name in {**one, **other}}
+def _union(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Union of two sets of fields, which are nested objects with empty leaves."""
+    return {name: _union(left.get(name, {}), right.get(name, {})) for name in {**left, **right}}

@@ -1,4 +1,4 @@
-"""Puts together what a decision needs: one look at a service and at everything that belongs to it."""
+"""Read everything that one decision needs: a service and all objects that belong to it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,33 @@ from dataclasses import dataclass
 from outrider_crds.spec import RolloutStrategy
 
 from outrider_operator import kinds
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import (
+    COMPONENT_LABEL,
+    JOB_NAME_LABEL,
+    PROFILE,
+    PROFILING,
+    SERVICE_LABEL,
+    SHARED_PROFILE,
+    ApiRefusal,
+    Node,
+    Object,
+    Observed,
+    OperatorSettings,
+    canary_names,
+    child_names,
+)
 from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
-from outrider_operator.decide.pods import is_being_created, unschedulable_since
+from outrider_operator.decide.pod_states import is_being_created, unschedulable_since
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
-from outrider_operator.inbound.objects import bounded, trimmed
-from outrider_operator.inbound.reading import (
+from outrider_operator.kinds import ResourceKind, child_kind
+from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.service_metrics.measurements import Measurements
+from outrider_operator.serving_pods import ServingPods
+from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.objects import bounded, trimmed
+from outrider_operator.validation.reading import (
     condition_of,
     controller_uid,
     dig,
@@ -30,64 +50,46 @@ from outrider_operator.inbound.reading import (
     uid_of,
     unix_seconds,
 )
-from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import Kind, child_kind
-from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
-from outrider_operator.measurements import Measurements
-from outrider_operator.model import (
-    COMPONENT_LABEL,
-    JOB_NAME_LABEL,
-    PROFILE,
-    PROFILING,
-    SERVICE_LABEL,
-    SHARED_PROFILE,
-    Node,
-    Object,
-    Observed,
-    Rejection,
-    Settings,
-    canary_names,
-    child_names,
-)
-from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 
-_ASKED_ABOUT = 4
-"""One of them is named in the conditions; a rollout of hundreds must not become a request each."""
+_MAX_EVENT_READS = 4
+"""Pods or Jobs whose events are read per reconcile. Conditions name one, and a rollout may have hundreds of pods."""
 _POLICY_PAGES = 10
-"""Of NetworkPolicies of a namespace, which anyone may fill."""
+"""Pages of NetworkPolicies that are read per namespace, which users may fill."""
 _POLICIES_FOR_S = 30.0
+"""Seconds for which a list of NetworkPolicies is reused."""
 _NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
-"""Reasons of the cluster-autoscaler and of Karpenter."""
+"""Reasons of events by which the cluster-autoscaler and Karpenter announce a node."""
 _NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
+"""Reasons of events by which the cluster-autoscaler says that it adds no node."""
 _KARPENTER = "karpenter"
-"""Reporter; its refusal has the scheduler's own reason."""
+"""Reporter of Karpenter's events. When it adds no node, its event has the scheduler's reason."""
 _AWAITED_S = 900.0
-"""Age of another namespace's Job from which on it is not waited for: it may have no room."""
+"""Age from which a Job of another namespace is not waited for: it may have no room."""
 _LATE_S = 10.0
-"""Most pods have a container by then, and nobody needs their Events."""
+"""Age from which the events of a pod without a container are read. Most pods have one by then."""
 
 
 @dataclass(frozen=True)
 class _Policies:
-    """A namespace's, and when they were read, in the loop's time."""
+    """NetworkPolicies of a namespace, and the event loop's time when they were read."""
 
     read_at: float
     documents: tuple[Object, ...]
 
 
 class Observer:
-    """Reads the cache; asks the API server only for children that the cache does not hold."""
+    """Reads the cache, and from the API server only children that the cache lacks."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        cache: Cache,
+        cache: ObjectCache,
         pods: ServingPods,
         measurements: Measurements,
-        settings: Settings,
+        settings: OperatorSettings,
         *,
         watch_nodes: bool,
     ) -> None:
@@ -101,27 +103,28 @@ class Observer:
         self._policies: dict[str, _Policies] = {}
         cache.subscribe(self._forget_nodes)
 
-    async def observe(self, service: Object, rejections: tuple[Rejection, ...], *, is_new: bool = False) -> Observed:
-        """A new service's first look makes no request: where a hundred are new, each waits for those of all others."""
+    async def observe(self, service: Object, refusals: tuple[ApiRefusal, ...], *, is_new: bool = False) -> Observed:
+        """Everything that a decision about `service` needs. A new service's first reconcile makes no requests, so that
+        a hundred new services do not wait for each other."""
         key = Key(namespace_of(service), name_of(service))
         pods = self._pods.documents(key)
         jobs = self._of_component(kinds.JOB, key.namespace, PROFILING)
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
-        unheard = self._measurements.unheard(key)
-        silent = _silent(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
+        unreachable = self._measurements.unreachable(key)
+        waiting = _without_container(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
         pending = [pod for pod in pods if unschedulable_since(pod) is not None]
         return Observed(
             service=service,
-            now=time.time(),
+            at=time.time(),
             nodes=self._all_nodes(),
             children=await self._children(key, () if is_new else _names_of(service)),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
-            warnings=await self._from_events(key.namespace, silent, standing_warning),
+            warnings=await self._from_events(key.namespace, waiting, current_warning),
             provisioning=await self._from_events(key.namespace, pending, node_in_the_making),
             states=self._measurements.states(key),
-            unheard=unheard,
-            network_policies=await self._network_policies(key.namespace) if unheard else (),
+            unreachable=unreachable,
+            network_policies=await self._network_policies(key.namespace) if unreachable else (),
             jobs=jobs,
             job_pods=job_pods,
             profiles={
@@ -130,7 +133,7 @@ class Observer:
             shared_profiles=self._shared_profiles(),
             measured_elsewhere=self._measured_elsewhere(key.namespace),
             figures=self._measurements.figures(key, service),
-            rejections=rejections,
+            refusals=refusals,
         )
 
     def _shared_profiles(self) -> dict[str, Object]:
@@ -147,7 +150,7 @@ class Observer:
         return frozenset(name_of(job) for job in jobs if not is_finished(job) and _age_s(job) < _AWAITED_S)
 
     async def read(self, namespace: str, names: Iterable[str]) -> None:
-        """Have the next look show the contents of these ConfigMaps."""
+        """Read the contents of ConfigMaps into the cache for the next decision."""
         await asyncio.gather(*(self._read(namespace, name) for name in names))
 
     async def _read(self, namespace: str, name: str) -> None:
@@ -158,81 +161,83 @@ class Observer:
             self._cache.gone(kinds.CONFIG_MAP, known)
 
     async def _children(self, key: Key, names: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Object]:
-        """Children by (kind, name), with those of `names` that only the API server knows: a watch selects by label."""
+        """Children by (kind, name). Those in `names` may lack the label that watches select by, so they are read."""
         children = {
             (kind.kind, name_of(child)): child
             for kind in (kinds.CONFIG_MAP, kinds.DEPLOYMENT, kinds.NETWORK_POLICY)
             for child in self._labelled(kind, key)
         }
-        found = await asyncio.gather(*(self._child(child_kind(kind), key.namespace, name) for kind, name in names))
-        return children | {which: child for which, child in zip(names, found, strict=True) if child is not None}
+        named = await asyncio.gather(*(self._child(child_kind(kind), key.namespace, name) for kind, name in names))
+        return children | {which: child for which, child in zip(names, named, strict=True) if child is not None}
 
-    async def _child(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """One that the cache does not hold is absent, or was not admitted: shown as the cache would show it."""
+    async def _child(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
+        """The child, trimmed as in the cache. One that the cache lacks is absent, or validation rejected it."""
         if (known := self._cache.get(kind, namespace, name)) is not None:
             return known
-        found = await self._api.get(kind, namespace, name)
-        return None if found is None else trimmed(kind, found)
+        document = await self._api.get(kind, namespace, name)
+        return None if document is None else trimmed(kind, document)
 
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
-        """Also those that the watch, which selects by label, does not bring: read now and then, not at each look."""
-        now = asyncio.get_running_loop().time()
-        self._policies = {name: each for name, each in self._policies.items() if now - each.read_at < _POLICIES_FOR_S}
+        """All NetworkPolicies of the namespace, including those without the label that watches select by."""
+        at = asyncio.get_running_loop().time()
+        self._policies = {name: read for name, read in self._policies.items() if at - read.read_at < _POLICIES_FOR_S}
         if namespace not in self._policies:
-            found = await self._some(kinds.NETWORK_POLICY, namespace, pages=_POLICY_PAGES) or ()
-            kept = (bounded(kinds.NETWORK_POLICY, each) for each in found)
-            self._policies[namespace] = _Policies(now, tuple(each for each in kept if not isinstance(each, Unfit)))
+            documents = await self._some(kinds.NETWORK_POLICY, namespace, pages=_POLICY_PAGES) or ()
+            policies = (bounded(kinds.NETWORK_POLICY, document) for document in documents)
+            self._policies[namespace] = _Policies(
+                at, tuple(policy for policy in policies if not isinstance(policy, InvalidInput))
+            )
         return self._policies[namespace].documents
 
     async def _from_events(
         self, namespace: str, subjects: list[Object], read: Callable[[list[Object], Object], str]
     ) -> dict[str, str]:
-        """What `read` finds in the events of pods and Jobs that wait for long, by their names."""
+        """Name -> sentence that `read` finds in the events of pods and Jobs that have waited for long."""
         sentences: dict[str, str] = {}
-        late = [each for each in subjects if _age_s(each) >= _LATE_S]
-        for each in late[:_ASKED_ABOUT]:
-            events = await self._some(kinds.EVENT, namespace, f"involvedObject.uid={uid_of(each)}")
+        late = [subject for subject in subjects if _age_s(subject) >= _LATE_S]
+        for subject in late[:_MAX_EVENT_READS]:
+            events = await self._some(kinds.EVENT, namespace, f"involvedObject.uid={uid_of(subject)}")
             if events is None:
                 break
-            if sentence := read(events, each):
-                sentences[name_of(each)] = sentence
+            if sentence := read(events, subject):
+                sentences[name_of(subject)] = sentence
         return sentences
 
-    async def _some(self, kind: Kind, namespace: str, fields: str = "", pages: int = 1) -> list[Object] | None:
-        """None where the API server does not tell: a better sentence is not worth a reconcile."""
+    async def _some(self, kind: ResourceKind, namespace: str, fields: str = "", pages: int = 1) -> list[Object] | None:
+        """Objects on the first `pages`; None on an error: a better sentence is not worth a failed reconcile."""
         try:
             return await self._api.some(kind, namespace, fields=fields, pages=pages)
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("Cannot read the %s of %s: %r", kind.plural, namespace, error)
             return None
 
-    def _labelled(self, kind: Kind, key: Key) -> tuple[Object, ...]:
+    def _labelled(self, kind: ResourceKind, key: Key) -> tuple[Object, ...]:
         return self._cache.labelled(kind, key.namespace, SERVICE_LABEL, key.name)
 
-    def _of_component(self, kind: Kind, namespace: str, wanted: str) -> tuple[Object, ...]:
-        return self._cache.labelled(kind, namespace, COMPONENT_LABEL, wanted)
+    def _of_component(self, kind: ResourceKind, namespace: str, value: str) -> tuple[Object, ...]:
+        return self._cache.labelled(kind, namespace, COMPONENT_LABEL, value)
 
     def _all_nodes(self) -> tuple[Node, ...] | None:
-        """None where RBAC gives no right to see nodes."""
+        """All nodes; None if RBAC does not allow to read them."""
         if self._nodes is None and self._watch_nodes:
             self._nodes = tuple(_node(document) for document in self._cache.all(kinds.NODE))
         return self._nodes
 
-    def _forget_nodes(self, kind: Kind, _: Object) -> None:
+    def _forget_nodes(self, kind: ResourceKind, _: Object) -> None:
         if kind == kinds.NODE:
             self._nodes = None
 
 
 def _names_of(service: Object) -> tuple[tuple[str, str], ...]:
-    """(kind, name) of the children with fixed names that `service` may have."""
+    """(kind, name) of children with fixed names that `service` may have."""
     is_canary = dig(service, "spec", "rollout", "strategy") == RolloutStrategy.DRAFT_CANARY
     return (*child_names(name_of(service)), *(canary_names(name_of(service)) if is_canary else ()))
 
 
-def standing_warning(events: Iterable[Object], subject: Object) -> str:
-    """The newest event of `subject`, a pod or a Job, if it is a warning; else empty.
+def current_warning(events: Iterable[Object], subject: Object) -> str:
+    """The newest event of `subject` (a pod or Job) if it is a warning; else empty.
 
-    What has moved on since is no trouble: a pod that a node was found for, or whose volume could be mounted after all.
+    Warnings that no longer apply are ignored: the pod has a node now, or its volume could be mounted after all.
     """
     placed = condition_of(subject, "PodScheduled")
     since_s = unix_seconds(text(placed, "lastTransitionTime")) if placed.get("status") == "True" else None
@@ -243,7 +248,7 @@ def standing_warning(events: Iterable[Object], subject: Object) -> str:
 
 
 def node_in_the_making(events: Iterable[Object], _pod: Object) -> str:
-    """What an autoscaler last said of `_pod`, if that is that it makes a node for it; else empty."""
+    """The last event of an autoscaler about `_pod` if it announces a node; else empty."""
     words = [event for event in events if _is_of_autoscaler(event)]
     newest = max(words, key=_event_s, default={})
     return f"{newest['reason']}: {newest.get('message', '')}" if newest.get("reason") in _NODE_IS_MADE else ""
@@ -261,16 +266,16 @@ def _is_over(event: Object, *, is_placed: bool, since_s: float | None) -> bool:
 
 
 def _event_s(event: Object) -> float:
-    """Unix time of its last occurrence, in whole seconds: some clients write no more."""
+    """Unix time of the event's last occurrence in whole seconds, the precision of some clients."""
     times = (dig(event, "series", "lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return max((unix_seconds(str(moment)) or 0.0) // 1 for moment in times)
 
 
-def _silent(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object, ...]) -> list[Object]:
-    """What holds these up stands in their Events only: pods without a container, Jobs without a pod."""
+def _without_container(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object, ...]) -> list[Object]:
+    """Pods without a container and Jobs without a pod: only their events tell what delays them."""
     mine = {uid_of(job) for job in jobs}
     created = [*pods, *(pod for pod in job_pods if controller_uid(pod) in mine)]
-    by_job: defaultdict[str, list[Object]] = defaultdict(list)  # anyone may make a thousand of each
+    by_job: defaultdict[str, list[Object]] = defaultdict(list)  # an index, since users may create thousands of both
     for pod in job_pods:
         by_job[label(pod, JOB_NAME_LABEL)].append(pod)
     podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[name_of(job)]) is None]

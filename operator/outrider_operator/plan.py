@@ -1,4 +1,4 @@
-"""What the operator wants done: `decide(observed, settings) -> Plan`."""
+"""The plan, which is the output of `decide(observed, settings) -> Plan`: writes, status, events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from outrider_crds.base import digest
 from outrider_crds.status import SpeculativeServiceStatus
 
-from outrider_operator.inbound.reading import component
-from outrider_operator.model import PROFILING, SERVING, Object, Rejection
+from outrider_operator.cluster_model import PROFILING, SERVING, ApiRefusal, Object
+from outrider_operator.validation.reading import component
 
 
 @dataclass(frozen=True)
@@ -17,33 +17,33 @@ class Delete:
     kind: str
     name: str
     uid: str
-    """Precondition: another object of that name is left alone."""
+    """Precondition: another object of the same name is left alone."""
     resource_version: str | None = None
-    """Precondition where the object must not have changed since (a shared profile that gained a user)."""
+    """Precondition if the object must not have changed since it was read, such as a shared profile."""
     component: str = SERVING
-    """What the object is for."""
+    """Component label of the object."""
     namespace: str = ""
-    """The service's own when empty."""
+    """Namespace of the object; empty: the service's."""
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """Change one owner reference of an object that is never applied: a strategic merge patch with the uid given."""
+    """Change one owner reference of an object that is never applied, by a strategic merge patch."""
 
     kind: str
     name: str
     uid: str
     owner: Object
-    """The reference to add; or {"$patch": "delete", "uid": ...} to take one off."""
+    """The owner reference to add, or {"$patch": "delete", "uid": ...} to remove one."""
     resource_version: str | None = None
-    """Precondition where nobody else must have left meanwhile."""
+    """Precondition if no other owner may have been removed since the object was read."""
     component: str = PROFILING
-    """What the object is for."""
+    """Component label of the object."""
 
 
 @dataclass(frozen=True)
 class Annotate:
-    """Set annotations on a pod (merge patch, with the uid as a precondition)."""
+    """Set annotations on a pod by a merge patch, with the uid as a precondition."""
 
     pod: str
     uid: str
@@ -52,7 +52,7 @@ class Annotate:
 
 @dataclass(frozen=True)
 class Event:
-    """Posted on the service."""
+    """Kubernetes Event about the service."""
 
     warning: bool
     reason: str
@@ -64,50 +64,50 @@ Write = Object | Adoption | Annotate | Delete
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, in this order: create, apply, adopt, annotate, delete, write the status, post the events.
+    """Writes in this order: create, apply, adopt, annotate, delete, write the status, post the events.
 
-    Each write is safe to skip or to repeat: the next look decides again from what it then sees. None stands on
-    another one of its plan: what an object needs was seen to be there before the object is planned.
+    Each write may be skipped or repeated: the next reconcile decides again. Writes of one plan do not depend on each
+    other: an object is planned only after everything that it needs exists.
     """
 
     create: tuple[Object, ...] = ()
-    """Objects that were seen to be absent. One of that name that is there by now is left alone."""
+    """Objects that did not exist. If one of the same name exists by now, it is left alone."""
     apply: tuple[Object, ...] = ()
-    """Server-side apply (force, FIELD_MANAGER) on the object that was seen: its uid, and where the object is shared
-    its resourceVersion, is in the metadata."""
+    """Objects for server-side apply (force, FIELD_MANAGER). The metadata has the uid of the object that was read, and
+    of a shared object its resourceVersion."""
     adopt: tuple[Adoption, ...] = ()
     annotate: tuple[Annotate, ...] = ()
     delete: tuple[Delete, ...] = ()
-    """With background propagation; NotFound and a failed precondition are success."""
+    """Objects to delete with background propagation. NotFound and a failed precondition count as success."""
     read: tuple[str, ...] = ()
-    """Names of ConfigMaps whose contents the decision needs and was not shown: nothing else is planned before that."""
+    """Names of ConfigMaps whose contents the decision needs. Nothing else is planned before they are read."""
     read_shared: tuple[str, ...] = ()
-    """Names of ConfigMaps in the operator's namespace to be read likewise."""
+    """Names of ConfigMaps in the operator's namespace whose contents the decision needs."""
     profiles: tuple[str, ...] = ()
-    """Names of the profiles that the decision asks for, which are the names of their Jobs too: it hears of a change."""
+    """Names of profiles, and of their Jobs, that the decision used. The service is reconciled when one changes."""
     shared: frozenset[str] = frozenset()
-    """Those of which the contents are written, or the Job deleted: other services wait for that."""
+    """Names of profiles that are written or whose Job is deleted: other services may wait for that."""
     published: frozenset[str] = frozenset()
-    """Those that are stored for all namespaces: services of each wait for that."""
+    """Names of profiles that are stored for all namespaces: services of any namespace may wait for them."""
     status: SpeculativeServiceStatus = field(default_factory=SpeculativeServiceStatus)
     events: tuple[Event, ...] = ()
-    """To be posted once the status is written."""
+    """Events to post once the status is written."""
     requeue_after_s: float | None = None
-    """Look again after this time even if nothing happens; None: the next watch event or resync is early enough."""
+    """Seconds until the next reconcile if nothing happens; None: the next watch event or resync is early enough."""
 
     @property
     def is_idle(self) -> bool:
-        """True when there is nothing to do but, perhaps, to write the status."""
+        """True if there is nothing to read or write, except perhaps the status."""
         return not (self.create or self.apply or self.adopt or self.annotate or self.delete or self.reads)
 
     @property
     def reads(self) -> bool:
-        """True when nothing else is planned before contents are read."""
+        """True if contents must be read before anything else is planned."""
         return bool(self.read or self.read_shared)
 
-    def without(self, rejections: tuple[Rejection, ...]) -> Plan:
-        """The plan less the writes that the API server refuses."""
-        refused = {rejection.write for rejection in rejections}
+    def without(self, refusals: tuple[ApiRefusal, ...]) -> Plan:
+        """The plan without the writes that the API server refuses."""
+        refused = {refusal.write for refusal in refusals}
         if not refused:
             return self
         return replace(
@@ -121,7 +121,7 @@ class Plan:
 
 
 def component_of(write: Write) -> str:
-    """What the object is for that is written, as its component label says."""
+    """Component label of the object that is written."""
     match write:
         case Delete() | Adoption():
             return write.component
@@ -131,5 +131,5 @@ def component_of(write: Write) -> str:
 
 
 def fingerprint(write: Write) -> str:
-    """Equal for equal writes."""
+    """Digest of a write: equal for equal writes."""
     return digest(write if isinstance(write, dict) else asdict(write))

@@ -1,4 +1,4 @@
-"""Which services a profile matters to: it is shared, as are the Job that measures it and that Job's pods."""
+"""Index of the services that use each profile. A profile is shared, as are its Job and that Job's pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_operator.work_queue import Key
 
 
 class ProfileUsers:
-    """Services by the names of the profiles that their last decisions asked for, measured or not."""
+    """Services by the names of the profiles that their last decisions used, whether measured or not."""
 
     def __init__(self) -> None:
         self._names: dict[Key, frozenset[str]] = {}
@@ -24,8 +24,7 @@ class ProfileUsers:
         return frozenset(user for (_, name), users in self._users.items() if name == profile for user in users)
 
     def note(self, key: Key, profiles: Iterable[str]) -> bool:
-        """`profiles` are all that the service asks for. True where one is new: what became of it since it was looked
-        at, the service did not hear."""
+        """Record all profiles that the service uses. True if one is new: the service may have missed its changes."""
         before, after = self._names.get(key, frozenset()), frozenset(profiles)
         for name in after - before:
             self._users[key.namespace, name].add(key)

@@ -9,39 +9,40 @@ from outrider_crds.conditions import find_condition
 from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
 
 from outrider_operator.apply import Applier
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import Object, Observed, OperatorSettings
 from outrider_operator.events import Events
-from outrider_operator.inbound.reading import items
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError
-from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object, Observed, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
-from outrider_operator.refusals import Refusals
+from outrider_operator.refusals import RefusalBackoff
+from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.status_writer import StatusWriter
+from outrider_operator.validation.reading import items
 from outrider_operator.work_queue import Key
 
-Decide = Callable[[Observed, Settings], Plan]
+Decide = Callable[[Observed, OperatorSettings], Plan]
 
-_LOOKS = 8
-"""In one reconcile: reading contents takes three, the children of a new service two, each refusal one more."""
+_MAX_ROUNDS = 8
+"""Rounds of observe, decide and write in one reconcile. Reading ConfigMaps takes three, a new service's children two,
+and each refusal one more."""
 _GO_ON_S = 1.0
-"""What the operator writes itself wakes nobody."""
+"""Seconds until the next reconcile after a write, since the operator's own writes trigger none."""
 
 
 class Reconciler:
     def __init__(
         self,
-        cache: Cache,
+        cache: ObjectCache,
         observer: Observer,
         applier: Applier,
         status_writer: StatusWriter,
         measurements: Measurements,
         events: Events,
         decide: Decide,
-        settings: Settings,
+        settings: OperatorSettings,
         users: ProfileUsers,
         wake: Callable[[Key], None],
     ) -> None:
@@ -55,29 +56,29 @@ class Reconciler:
         self._settings = settings
         self._users = users
         self._wake = wake
-        self._refusals: dict[Key, Refusals] = {}
+        self._refusals: dict[Key, RefusalBackoff] = {}
         self._computing = asyncio.Lock()
-        """One decision in a turn of the event loop: what is urgent, the Lease above all, waits for one, not for each
-        worker's."""
+        """Limits decisions to one per turn of the event loop, so that urgent tasks, above all the Lease, wait for one
+        decision and not for those of all workers."""
         self._shown: set[Key] = set()
-        """Services that got, or should have got, their first conditions."""
+        """Services whose first conditions were planned."""
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring the cluster closer to what the service asks for; returns when to look again, in seconds.
+        """Bring the cluster closer to the service's spec. Returns the seconds until the next reconcile.
 
-        Raises ObserveAgain, ApiError or UNREACHABLE; the caller tries again later.
+        Raises ObserveAgain, ApiError or UNREACHABLE; the caller retries later.
         """
         service = self._cache.get(SERVICE, key.namespace, key.name)
         if service is None:
             self.forget(key)
             return None
         if "deletionTimestamp" in service["metadata"]:
-            return None  # garbage collection removes the children; making new ones would hold it up
+            return None  # garbage collection removes the children; new ones would delay it
         try:
             observed, plan = await self._act(key, service)
         except ApiError as error:
             if error.namespace_ends:
-                return None  # the service goes, too
+                return None  # the service is deleted, too
             raise
         figures_due_s = await self._status_writer.write(service, observed.status, plan.status)
         self._measurements.expect_news(key, _awaits_pods(plan.status))
@@ -87,7 +88,7 @@ class Reconciler:
         return _earliest(plan.requeue_after_s, figures_due_s, due_s, None if plan.is_idle else _GO_ON_S)
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a service that is gone."""
+        """Remove all state about a service that is gone."""
         self._refusals.pop(key, None)
         self._shown.discard(key)
         self._status_writer.forget(key)
@@ -95,14 +96,16 @@ class Reconciler:
         self._users.forget(key)
 
     async def _act(self, key: Key, service: Object) -> tuple[Observed, Plan]:
-        """Look, decide and write until there is nothing left to write: each step is decided on what the one before it
-        brought about, so that nothing is made before what it stands on is there."""
+        """Observe, decide and write until there is nothing left to write.
+
+        Each round starts from the result of the one before it, so that an object is created after its dependencies.
+        """
         refusals, is_new = self._refusals_of(key, service), self._is_new(key, service)
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_ROUNDS):
             observed = await self._observer.observe(service, refusals.in_force(_clock()), is_new=is_new)
             async with self._computing:
                 plan = self._decide(observed, self._settings)
-                await asyncio.sleep(0)  # held over the end of this turn: the next worker's is for the next one
+                await asyncio.sleep(0)  # the lock spans this turn of the event loop
             if plan.reads:
                 await self._observer.read(key.namespace, plan.read)
                 await self._observer.read(self._settings.namespace, plan.read_shared)
@@ -110,14 +113,14 @@ class Reconciler:
             if is_new:
                 self._shown.add(key)
                 return observed, Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
-            unheard_of = self._users.note(key, plan.profiles)
+            new_profiles = self._users.note(key, plan.profiles)
             await self._write(key, plan, refusals)
-            if plan.is_idle and not unheard_of:
+            if plan.is_idle and not new_profiles:
                 break
         return observed, plan
 
-    async def _write(self, key: Key, plan: Plan, refusals: Refusals) -> None:
-        """Raises what kept a part of `plan` from being tried; what was refused before that is noted all the same."""
+    async def _write(self, key: Key, plan: Plan, refusals: RefusalBackoff) -> None:
+        """Carry out `plan` and record its refusals. Raises the error that stopped it, if any."""
         outcome = await self._applier.carry_out(plan, key.namespace, patient=refusals.patient)
         refusals.note(outcome.refused, _clock(), all_tried=outcome.stopped is None)
         self._wake_others(key, plan.shared, plan.published)
@@ -127,23 +130,23 @@ class Reconciler:
             raise outcome.stopped
 
     def _wake_others(self, key: Key, profiles: Iterable[str], published: Iterable[str]) -> None:
-        """What the operator writes itself wakes nobody, but what it writes for one service others wait for."""
+        """Wake other services that use these profiles: the operator's own writes trigger no reconcile."""
         neighbours = {user for name in profiles for user in self._users.of(key.namespace, name)}
         everywhere = {user for name in published for user in self._users.everywhere(name)}
         for user in (neighbours | everywhere) - {key}:
             self._wake(user)
 
     def _is_new(self, key: Key, service: Object) -> bool:
-        """True once for a service without conditions: of many new ones, each shows where it stands before any gets
-        its children, which take twenty times as many requests."""
+        """True once for a service without conditions. Every new service gets conditions before any gets its children,
+        which take twenty times as many requests."""
         return not items(service, "status", "conditions") and key not in self._shown
 
-    def _refusals_of(self, key: Key, service: Object) -> Refusals:
-        """A changed spec is tried at once, whatever was refused before."""
+    def _refusals_of(self, key: Key, service: Object) -> RefusalBackoff:
+        """The refusals of the current generation. A changed spec is tried at once."""
         generation = service["metadata"]["generation"]
         known = self._refusals.get(key)
         if known is None or known.generation != generation:
-            known = self._refusals[key] = Refusals(generation)
+            known = self._refusals[key] = RefusalBackoff(generation)
         return known
 
 
@@ -152,11 +155,11 @@ def _clock() -> float:
 
 
 _UNHURRIED = frozenset({Reason.CANARY_RUNNING, Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE})
-"""Reasons of Updated that may stand for hours: no pod is about to say something new."""
+"""Reasons of Updated that may last for hours, in which pods need not be polled often."""
 
 
 def _awaits_pods(status: SpeculativeServiceStatus) -> bool:
-    """Is there something that only the pods can tell, so that each is read often?"""
+    """Should pods be polled often, because only they can report that the spec is in force?"""
     updated = find_condition(status.conditions, ConditionType.UPDATED)
     if updated is None:
         return True
@@ -164,5 +167,5 @@ def _awaits_pods(status: SpeculativeServiceStatus) -> bool:
 
 
 def _earliest(*times_s: float | None) -> float | None:
-    given = [time_s for time_s in times_s if time_s is not None]
-    return min(given) if given else None
+    known_s = [time_s for time_s in times_s if time_s is not None]
+    return min(known_s) if known_s else None

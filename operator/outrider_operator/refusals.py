@@ -1,57 +1,57 @@
-"""What the API server refused, and when it is worth asking again: a quota may be raised, a policy changed."""
+"""Back-off for writes that the API server refused. A quota may be raised or a policy changed, so they are retried."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider_operator.model import Rejection
+from outrider_operator.cluster_model import ApiRefusal
 
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 PATIENCE = 5
-"""Rounds in a row that the API server may be too busy for, before that is a refusal as any other."""
+"""Attempts in a row that a busy API server may fail before that counts as a refusal."""
 
 
 @dataclass(frozen=True)
-class _Refusal:
-    rejection: Rejection
+class _PausedWrite:
+    refusal: ApiRefusal
     pause_s: float
     due_at: float
 
 
-class Refusals:
-    """Of one generation of one service. A write that keeps being refused is tried again after longer and longer."""
+class RefusalBackoff:
+    """Refused writes of one generation of a service. Each refusal doubles the pause before the next attempt."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self._refusals: dict[str, _Refusal] = {}
+        self._paused: dict[str, _PausedWrite] = {}
         self._postponed = 0
 
     @property
     def patient(self) -> bool:
-        """Is a busy API server to be waited for, without a word?"""
+        """True while a busy API server is retried without reporting it."""
         return self._postponed < PATIENCE
 
-    def in_force(self, now: float) -> tuple[Rejection, ...]:
-        """The refusals that are not due to be tried again."""
-        return tuple(each.rejection for each in self._refusals.values() if each.due_at > now)
+    def in_force(self, at: float) -> tuple[ApiRefusal, ...]:
+        """The refusals that are not due for another attempt."""
+        return tuple(paused.refusal for paused in self._paused.values() if paused.due_at > at)
 
     def postpone(self) -> None:
-        """The API server was too busy."""
+        """Count one attempt for which the API server was too busy."""
         self._postponed += 1
 
-    def note(self, refused: Sequence[Rejection], now: float, *, all_tried: bool = True) -> None:
-        """`refused` are the writes that were refused (again); with `all_tried` no other one that was due is."""
-        kept = {write: each for write, each in self._refusals.items() if each.due_at > now or not all_tried}
+    def note(self, refused: Sequence[ApiRefusal], at: float, *, all_tried: bool = True) -> None:
+        """Record the writes that were refused. all_tried: every other write that was due has succeeded."""
+        kept = {write: paused for write, paused in self._paused.items() if paused.due_at > at or not all_tried}
         if all_tried and not refused:
             self._postponed = 0
-        for rejection in refused:
-            before = self._refusals.get(rejection.write)
+        for refusal in refused:
+            before = self._paused.get(refusal.write)
             pause_s = min(LONGEST_PAUSE_S, 2 * before.pause_s) if before is not None else FIRST_PAUSE_S
-            kept[rejection.write] = _Refusal(rejection, pause_s, now + pause_s)
-        self._refusals = kept
+            kept[refusal.write] = _PausedWrite(refusal, pause_s, at + pause_s)
+        self._paused = kept
 
-    def due_in_s(self, now: float) -> float | None:
-        """Seconds until the next one is due."""
-        return min((each.due_at - now for each in self._refusals.values()), default=None)
+    def due_in_s(self, at: float) -> float | None:
+        """Seconds until the next write is due; None without one."""
+        return min((paused.due_at - at for paused in self._paused.values()), default=None)

@@ -1,26 +1,26 @@
-"""The serving pods of every service: those that its own Deployments made, whoever else carries the labels."""
+"""Find the serving pods of a service: those that its own Deployments created. Labels alone do not count."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import SERVICE_LABEL, SERVING, Object, canary_name
 from outrider_operator.decide.ownership import selector
-from outrider_operator.inbound.pods import ServingPod, serving_pod
-from outrider_operator.inbound.reading import component, controller_uid, labels_of, name_of, namespace_of, uid_of
 from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
-from outrider_operator.model import SERVICE_LABEL, SERVING, Object, canary_name
+from outrider_operator.validation.reading import component, controller_uid, labels_of, name_of, namespace_of, uid_of
+from outrider_operator.validation.serving_pod import ServingPod, serving_pod
 from outrider_operator.work_queue import Key
 
 
 class ServingPods:
-    """Reads the cache, and keeps nothing: what it says is never older than that."""
+    """Reads serving pods from the cache. It stores nothing itself."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
 
     def services(self) -> list[Key]:
-        """Services that have pods, or objects that carry their labels."""
+        """Services for which pods with their label exist."""
         keys = (Key(namespace_of(service), name_of(service)) for service in self._cache.all(SERVICE))
         return [key for key in keys if self._labelled(key)]
 
@@ -28,23 +28,25 @@ class ServingPods:
         return tuple(serving_pod(document) for document in self.documents(key))
 
     def documents(self, key: Key) -> tuple[Object, ...]:
-        """The pods of `key` as the cache has them."""
+        """The serving pods of `key`, as Kubernetes objects."""
         labelled = self._labelled(key)
         made_by = self._replica_sets(key) if labelled else frozenset()
-        return tuple(each for each in labelled if controller_uid(each) in made_by and component(each) == SERVING)
+        return tuple(pod for pod in labelled if controller_uid(pod) in made_by and component(pod) == SERVING)
 
     def _labelled(self, key: Key) -> tuple[Object, ...]:
         return self._cache.labelled(POD, key.namespace, SERVICE_LABEL, key.name)
 
     def _replica_sets(self, key: Key) -> frozenset[str]:
-        """uids of those of the service's Deployments, and of those without a controller that one is about to adopt."""
+        """uids of the ReplicaSets of the service's Deployments, including those that one is about to adopt."""
         names = (key.name, canary_name(key.name))
         deployments = {uid_of(self._cache.get(DEPLOYMENT, key.namespace, name) or {}) for name in names}
-        found = self._cache.labelled(REPLICA_SET, key.namespace, SERVICE_LABEL, key.name)
-        return frozenset(uid_of(each) for each in found if _makes_pods_of(each, key.name, deployments))
+        replica_sets = self._cache.labelled(REPLICA_SET, key.namespace, SERVICE_LABEL, key.name)
+        return frozenset(
+            uid_of(replica_set) for replica_set in replica_sets if _makes_pods_of(replica_set, key.name, deployments)
+        )
 
 
 def _makes_pods_of(replica_set: Object, service: str, deployments: Container[str]) -> bool:
-    """A Deployment adopts what its selector selects."""
+    """Does `replica_set` belong to one of `deployments`? A Deployment adopts ReplicaSets that its selector matches."""
     owner = controller_uid(replica_set)
     return owner in deployments if owner else selector(service).items() <= labels_of(replica_set).items()

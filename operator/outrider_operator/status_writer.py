@@ -1,4 +1,4 @@
-"""Writes the status subresource: conditions at once, figures rarely, nothing when nothing changed."""
+"""Write the status subresource: changed conditions at once, changed figures every 15 s."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import asyncio
 from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.apply import ObserveAgain
-from outrider_operator.cache import Cache
-from outrider_operator.decide.conditions.status import status_write
-from outrider_operator.inbound.reading import name_of, namespace_of
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import Object
+from outrider_operator.decide.conditions.status_changes import status_write
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.model import Object
+from outrider_operator.validation.reading import name_of, namespace_of
 from outrider_operator.work_queue import Key
 
 
 class StatusWriter:
     """The only writer of statuses."""
 
-    def __init__(self, api: KubernetesApi, cache: Cache) -> None:
+    def __init__(self, api: KubernetesApi, cache: ObjectCache) -> None:
         self._api = api
         self._cache = cache
         self._written_at: dict[Key, float] = {}
@@ -30,15 +30,15 @@ class StatusWriter:
     async def write(
         self, service: Object, before: SpeculativeServiceStatus, after: SpeculativeServiceStatus
     ) -> float | None:
-        """Write what changed; figures that must wait are due after the returned time in seconds.
+        """Write the status if it changed. Returns the seconds until changed figures may be written, if they must wait.
 
-        Raises ObserveAgain where another wrote the object first.
+        Raises ObserveAgain if the object changed meanwhile.
         """
-        key, now = Key(namespace_of(service), name_of(service)), asyncio.get_running_loop().time()
-        decided = status_write(before, after, now, self._written_at.get(key))
-        if decided.now:
+        key, at = Key(namespace_of(service), name_of(service)), asyncio.get_running_loop().time()
+        decided = status_write(before, after, at, self._written_at.get(key))
+        if decided.is_due:
             await self._replace(service, after.wire())
-            self._written_at[key] = now
+            self._written_at[key] = at
         return decided.again_in_s
 
     async def _replace(self, service: Object, status: Object) -> None:

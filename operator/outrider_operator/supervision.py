@@ -1,4 +1,4 @@
-"""Keeps background tasks alive: a defect in one stops neither it for long nor the others at all."""
+"""Restart background tasks that fail: a defect in one task does not stop the others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
+from outrider_operator.operator_metrics import telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -17,13 +17,13 @@ RUNNING = "running"
 
 
 class Supervisor:
-    """Runs tasks that never end by themselves, and knows how each is."""
+    """Runs tasks that should never end by themselves, and reports their health."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, str] = {}
 
-    async def keep(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run `task` until cancelled; where it ends, start it again after a pause that grows while it keeps failing."""
+    async def supervise(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
+        """Run `task` until cancelled. If it ends, restart it after a pause that grows with each failure in a row."""
         clock, backoff = asyncio.get_running_loop().time, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while True:
@@ -40,12 +40,12 @@ class Supervisor:
             del self._tasks[name]
 
     def health(self) -> dict[str, str]:
-        """Task -> "running", or what ended it."""
+        """Task name -> "running", or the reason why it ended."""
         return dict(self._tasks)
 
 
 async def _end_of(name: str, task: Callable[[], Awaitable[None]]) -> str:
-    """Why `task` ended."""
+    """Run `task` and return the reason why it ended."""
     try:
         await task()
     except Exception as error:

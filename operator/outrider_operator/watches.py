@@ -1,9 +1,8 @@
-"""Keeps the cache up to date: one list-and-watch loop per kind and namespace.
+"""Keep the cache up to date by one list-and-watch loop per kind and namespace.
 
-kopf has watches, with label selectors and an inactivity time-out. But it tells a handler neither what a list left out
-nor that a list has ended: an object that was deleted while a watch was broken would stay in the cache for ever, and the
-first reconcile could not wait for everything to be known. It also starts a broken watch again at a fixed pace, and an
-error that a watch reports, or a namespace whose Role is gone, ends the whole operator.
+kopf's own watches are not enough. They do not tell a handler that a list is complete, so an object that was deleted
+while a watch was broken would stay in the cache, and the first reconcile could not wait for all lists. They restart a
+broken watch at a fixed pace. An error in a watch, or a namespace without its Role, ends the whole operator.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
-from outrider_operator.cache import Cache
-from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, Kind
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SHARED_PROFILE
+from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, ResourceKind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
-from outrider_operator.model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SHARED_PROFILE
+from outrider_operator.operator_metrics import telemetry
+from outrider_operator.validation.invalid_input import InvalidInput
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +28,10 @@ LONGEST_PAUSE_S = 30.0
 _LONGEST_REASON = 500
 
 
-async def relist(api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | None, selector: str = "") -> str:
-    """Read all objects into the cache; returns the resource version to watch from."""
+async def relist(
+    api: KubernetesApi, cache: ObjectCache, kind: ResourceKind, namespace: str | None, selector: str = ""
+) -> str:
+    """Read all objects into the cache. Returns the resource version to watch from."""
     present, seen_at = cache.relist(kind, namespace), ""
     async for page in api.pages(kind, namespace, selector):
         present.page(page.objects)
@@ -40,18 +41,18 @@ async def relist(api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | 
 
 
 class Watches:
-    """The loops over services, children (by label) and, where RBAC allows, nodes."""
+    """The loops over services, children (by label) and, if RBAC allows, nodes."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        cache: Cache,
+        cache: ObjectCache,
         namespaces: tuple[str, ...],
         watch_nodes: bool,
         *,
         shared_profiles: str = "",
     ) -> None:
-        """`shared_profiles`: namespace of the profiles that count in all namespaces; empty for none."""
+        """shared_profiles: namespace of the profiles that all namespaces use; empty: none."""
         scopes: tuple[str | None, ...] = namespaces or (None,)
         self._loops = []
         for scope in scopes:
@@ -67,15 +68,15 @@ class Watches:
         return {f"watch of {loop.name}": loop.run for loop in self._loops}
 
     async def listed(self) -> None:
-        """Wait until every kind was listed once: before that, an absent child may only be unseen.
+        """Wait until every kind was listed once. Before that, a child that is not in the cache may exist.
 
-        Where the API server refuses to list, the namespace is gone, or its Role is: nobody else waits for that.
+        A refused list counts as well: the namespace or its Role is gone, and other namespaces need not wait.
         """
         for loop in self._loops:
             await loop.answered.wait()
 
     def knows(self, namespace: str) -> bool:
-        """Was every kind listed there?"""
+        """Was every kind in `namespace` listed?"""
         return all(loop.listed.is_set() for loop in self._loops if loop.namespace in (None, namespace))
 
     def unlisted(self) -> list[str]:
@@ -83,19 +84,19 @@ class Watches:
 
 
 class Watch:
-    """The loop over one kind: list, then follow the changes; list again only where changes may have been lost."""
+    """The loop over one kind: list, then follow changes. It lists again only if changes may have been lost."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        cache: Cache,
-        kind: Kind,
+        cache: ObjectCache,
+        kind: ResourceKind,
         namespace: str | None,
         selector: str,
         backoff: Backoff | None = None,
         after: asyncio.Event | None = None,
     ) -> None:
-        """It begins `after` another one was answered: how many children are kept goes by the services."""
+        """Watch `kind`. after: event to wait for, since the number of cached children depends on that of services."""
         self._api = api
         self._cache = cache
         self._kind = kind
@@ -104,11 +105,11 @@ class Watch:
         self._after = after
         self._version: str | None = None
         self._missed = False
-        """An event since the last list was too large to be read."""
+        """True if an event since the last list was too large to read."""
         self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.listed = asyncio.Event()
         self.answered = asyncio.Event()
-        """Listed, or refused."""
+        """Set once the list is complete, or was refused."""
 
     @property
     def name(self) -> str:
@@ -126,7 +127,7 @@ class Watch:
             await asyncio.sleep(pause_s)
 
     async def _attempt(self) -> str | None:
-        """List if need be, and follow one stream; returns what went wrong, None where the server ended it in order."""
+        """List if necessary, and follow one stream. Returns the error; None if the server ended the stream."""
         try:
             if self._version is None or self._missed:
                 self._version = await relist(self._api, self._cache, self._kind, self.namespace, self._selector)
@@ -135,22 +136,22 @@ class Watch:
                 self.answered.set()
             await self._follow(self._version)
         except UNREACHABLE as error:
-            return repr(error)  # the server still knows what came since the version
+            return repr(error)  # the watch can continue from the same version
         except ApiError as error:
             self._version = None
             if error.forbidden or error.not_found:
                 self.answered.set()
             return None if error.expired else str(error)
-        except Exception as error:  # whatever it met after this version, it would meet there again
+        except Exception as error:  # a watch from the same version would fail again
             self._version = None
             return repr(error)[:_LONGEST_REASON]
         return None
 
     async def _follow(self, version: str) -> None:
         async for news in self._api.watch(self._kind, self.namespace, self._selector, version):
-            if isinstance(news, Unfit):
-                telemetry.count_unfit(news)
-                self._missed = True  # listed when the stream has ended: nobody can have all listed again at will
+            if isinstance(news, InvalidInput):
+                telemetry.count_invalid(news)
+                self._missed = True  # list when the stream has ended: users must not be able to force lists at will
                 continue
             event, document = news
             if event == "DELETED":
@@ -158,4 +159,4 @@ class Watch:
             elif event in ("ADDED", "MODIFIED"):
                 self._cache.seen(self._kind, document)
             self._version = document["metadata"]["resourceVersion"]
-            self._backoff.reset()  # a list alone proves nothing: the stream after it may fail each time
+            self._backoff.reset()  # not after a list: the stream that follows it may fail each time

@@ -7,23 +7,23 @@ import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
+from outrider_operator.operator_metrics import telemetry
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
 
 OWN_CHANGE_S = 0.0
-"""The service itself changed: a user waits for it."""
+"""Patience in seconds after a change of the service itself, for which a user waits."""
 CHILD_CHANGE_S = 2.0
-"""Something that belongs to it changed."""
+"""Patience in seconds after a change of an object that belongs to the service."""
 SHARED_CHANGE_S = 60.0
-"""Something changed that may matter to many, or it is time to look again: behind every change that a user waits for."""
+"""Patience in seconds after a change that concerns many services, and for the regular resync."""
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """A SpeculativeService."""
+    """Namespace and name of a SpeculativeService."""
 
     namespace: str
     name: str
@@ -35,7 +35,7 @@ class Key:
 @dataclass(order=True)
 class _Wait:
     due: float
-    """In the loop's time: keys run in this order, so that no wake-up waits for ever."""
+    """Time of the event loop by which the key should run. Keys run in this order, so that none waits for ever."""
     number: int
     added: float
     patience_s: float
@@ -43,44 +43,43 @@ class _Wait:
 
 
 class WorkQueue:
-    """Keys that wait for a reconcile, those first whose patience ends first.
+    """Keys that wait for a reconcile. The key whose patience ends first runs first.
 
-    A key that is added while it is being worked on runs once more afterwards: the worker may have read the
-    state before that change. Of one namespace no more than `most_at_once` are worked on: where each write takes long (a
-    webhook of that namespace that does not answer), the others' turn comes all the same.
+    A key that is added while it runs is run once more: the worker may have read the state before the change. At most
+    `most_at_once` keys of a namespace run at once, so that a namespace whose webhook does not answer delays no other.
     """
 
     def __init__(self, most_at_once: int) -> None:
         self._most_at_once = most_at_once
         self._heap: list[_Wait] = []
         self._parked: defaultdict[str, list[_Wait]] = defaultdict(list)
-        """Heaps of those whose turn came while their namespace had enough at work."""
+        """Namespace -> heap of keys whose turn came while the namespace had enough running keys."""
         self._at_work: Counter[str] = Counter()
-        """By namespace."""
+        """Namespace -> number of running keys."""
         self._waits: dict[Key, _Wait] = {}
-        """The one that counts for each key; others in the heap were overtaken."""
+        """Key -> its valid entry. Other entries of the key in the heaps are outdated."""
         self._running: dict[Key, float] = {}
-        """Those that are worked on, and how patient their wake-up was."""
+        """Running key -> patience of its wake-up."""
         self._number = 0
         self._backoffs: dict[Key, Backoff] = {}
-        """Of those that failed when they ran last."""
+        """Key that failed at its last run -> its back-off."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._added = asyncio.Event()
 
     def add(self, key: Key, patience_s: float = SHARED_CHANGE_S) -> None:
-        """Wake the key now; of several calls before it runs, the least patient counts."""
-        now = asyncio.get_running_loop().time()
+        """Wake the key now. If it is added several times before it runs, the lowest patience counts."""
+        at = asyncio.get_running_loop().time()
         waits = self._waits.get(key)
-        if waits is not None and waits.due <= now + patience_s:
+        if waits is not None and waits.due <= at + patience_s:
             return
         self._number += 1
-        added = waits.added if waits is not None else now
-        self._waits[key] = _Wait(now + patience_s, self._number, added, patience_s, key)
+        added = waits.added if waits is not None else at
+        self._waits[key] = _Wait(at + patience_s, self._number, added, patience_s, key)
         if key not in self._running:
             self._put(key)
 
     def add_after(self, key: Key, delay_s: float, patience_s: float = SHARED_CHANGE_S) -> None:
-        """Wake the key after `delay_s`, or earlier where an earlier wake-up is already set."""
+        """Wake the key after `delay_s`, unless an earlier wake-up is set already."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None and timer.when() <= loop.time() + delay_s:
@@ -90,7 +89,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(delay_s, self._fire, key, patience_s)
 
     async def get(self) -> Key:
-        """The next key; the caller must call `done` or `retry` with it."""
+        """The next key. The caller must call `done` or `retry` with it."""
         while (waits := self._pop()) is None:
             self._added.clear()
             await self._added.wait()
@@ -105,9 +104,9 @@ class WorkQueue:
         self._release(key)
 
     def retry(self, key: Key) -> float:
-        """Try again after a pause that grows with each failure in a row; returns it in seconds.
+        """Run the key again after a pause that grows with each failure in a row. Returns the pause in seconds.
 
-        As patiently as before: who waited for this look still does.
+        The patience stays the same: a user may still be waiting for the result.
         """
         delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)).next_s()
         patience_s = self._running[key]
@@ -132,11 +131,11 @@ class WorkQueue:
         self._added.set()
 
     def _unpark(self, namespace: str) -> None:
-        """The next of those that waited for one of their namespace to be done."""
+        """Return the next parked key of a namespace to the heap, since one of its keys is done."""
         parked = self._parked[namespace]
         while parked:
             waits = heapq.heappop(parked)
-            if self._counts(waits):
+            if self._is_valid(waits):
                 self._put(waits.key)
                 break
         if not parked:
@@ -145,13 +144,13 @@ class WorkQueue:
     def _pop(self) -> _Wait | None:
         while self._heap:
             waits = heapq.heappop(self._heap)
-            if not self._counts(waits):
+            if not self._is_valid(waits):
                 continue
             if self._at_work[waits.key.namespace] < self._most_at_once:
                 return self._waits.pop(waits.key)
             heapq.heappush(self._parked[waits.key.namespace], waits)
         return None
 
-    def _counts(self, waits: _Wait) -> bool:
-        """False of one that was overtaken by another of its key."""
+    def _is_valid(self, waits: _Wait) -> bool:
+        """False for an entry that a newer entry of its key replaced."""
         return self._waits.get(waits.key) is waits

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from kubernetes import config
-from outrider_operator.kinds import DEPLOYMENT, POD, SERVICE, Kind
+from outrider_operator.kinds import DEPLOYMENT, POD, SERVICE, ResourceKind
 
 T = TypeVar("T")
 PATIENCE_S = 300.0
@@ -30,7 +30,7 @@ class Client:
     def __init__(self, kubeconfig: str) -> None:
         self._client = config.new_client_from_config(kubeconfig)
 
-    def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+    def get(self, kind: ResourceKind, namespace: str, name: str) -> dict[str, Any] | None:
         try:
             return self._send("GET", kind.path(namespace, name))
         except RefusedError as error:
@@ -38,25 +38,25 @@ class Client:
                 return None
             raise
 
-    def list(self, kind: Kind, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
+    def list(self, kind: ResourceKind, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self._send("GET", kind.path(namespace), {"labelSelector": selector})["items"]
         return items
 
-    def create(self, kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
+    def create(self, kind: ResourceKind, document: dict[str, Any]) -> dict[str, Any]:
         return self._send("POST", kind.path(document["metadata"].get("namespace")), body=_typed(kind, document))
 
-    def apply(self, kind: Kind, document: dict[str, Any], manager: str = "tester") -> dict[str, Any]:
+    def apply(self, kind: ResourceKind, document: dict[str, Any], manager: str = "tester") -> dict[str, Any]:
         metadata = document["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
         query = {"fieldManager": manager, "force": "true"}
         return self._send("PATCH", path, query, _typed(kind, document), _APPLY)
 
     def patch(
-        self, kind: Kind, namespace: str, name: str, change: dict[str, Any], subresource: str | None = None
+        self, kind: ResourceKind, namespace: str, name: str, change: dict[str, Any], subresource: str | None = None
     ) -> dict[str, Any]:
         return self._send("PATCH", kind.path(namespace, name, subresource), body=change, content_type=_MERGE)
 
-    def delete(self, kind: Kind, namespace: str, name: str, policy: str = "Background") -> None:
+    def delete(self, kind: ResourceKind, namespace: str, name: str, policy: str = "Background") -> None:
         self._send("DELETE", kind.path(namespace, name), {"propagationPolicy": policy})
 
     def _send(
@@ -77,7 +77,7 @@ class Client:
         return document
 
 
-def _typed(kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
+def _typed(kind: ResourceKind, document: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": kind.api_version, "kind": kind.kind, **document}
 
 
@@ -120,12 +120,12 @@ class Service:
     def condition(self, kind: str) -> dict[str, Any]:
         return condition(self.read(), kind)
 
-    def child(self, kind: Kind, name: str | None = None) -> dict[str, Any]:
+    def child(self, kind: ResourceKind, name: str | None = None) -> dict[str, Any]:
         document = self.client.get(kind, self.namespace, name or self.name)
         assert document is not None, f"{kind.kind} {name or self.name} is gone"
         return document
 
-    def children(self, kind: Kind, selector: str = "") -> list[dict[str, Any]]:
+    def children(self, kind: ResourceKind, selector: str = "") -> list[dict[str, Any]]:
         return self.client.list(
             kind, self.namespace, ",".join(filter(None, [f"outrider.dev/service={self.name}", selector]))
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_operator.decide.runtime_image import UPGRADE_ANNOTATION, place
+from outrider_operator.decide.runtime_image import UPGRADE_ANNOTATION, upgrade_rank
 from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -22,7 +22,7 @@ from outrider_operator.kinds import (
     REPLICA_SET,
     SERVICE,
     SERVICE_ACCOUNT,
-    Kind,
+    ResourceKind,
 )
 from outrider_operator.supervision import RUNNING
 
@@ -87,7 +87,7 @@ def test_an_idle_operator_does_not_write(steady: Service, operator_process: Oper
 @pytest.mark.parametrize(
     "kind", [SERVICE_ACCOUNT, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT], ids=lambda k: k.kind
 )
-def test_a_deleted_child_comes_back(steady: Service, client: Client, kind: Kind) -> None:
+def test_a_deleted_child_comes_back(steady: Service, client: Client, kind: ResourceKind) -> None:
     """Deleted by hand: made anew at once. (The Deployment's pods are kept, as with --cascade=orphan.)"""
     before = steady.child(kind)["metadata"]["uid"]
     client.delete(kind, steady.namespace, steady.name, policy="Orphan")
@@ -286,7 +286,7 @@ def _fleet(make: Make, size: int) -> list[Service]:
 
 
 def _place_of(service: Service) -> int:
-    return place(service.read()["metadata"]["uid"])
+    return upgrade_rank(service.read()["metadata"]["uid"])
 
 
 def _runs(service: Service, image: str) -> bool:

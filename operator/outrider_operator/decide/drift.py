@@ -1,7 +1,7 @@
-"""Does an object still hold what Outrider last applied? An idle operator must not write.
+"""Detect objects that differ from what Outrider last applied. An idle operator must not write.
 
-The comparison is "contains": the API server adds defaults and others may add fields; what Outrider set must be
-there. A digest of the applied object, kept in an annotation, catches what Outrider has since dropped.
+An object must contain every field that Outrider set; the API server adds defaults, and others may add fields. A digest
+of the applied object, in an annotation, detects fields that Outrider no longer sets.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from outrider_crds.base import digest
 from outrider_crds.quantity import quantity
 
-from outrider_operator.inbound.reading import annotation, cut, text
-from outrider_operator.model import Object
+from outrider_operator.cluster_model import Object
+from outrider_operator.validation.reading import annotation, cut, text
 
 APPLIED_ANNOTATION = "outrider.dev/applied"
-# Lists that merge by a key, so that others may add items; all other lists belong to whoever sets them. So do lists of
-# these names whose items have no such key: the ports of a NetworkPolicy.
+# Lists that merge by a key, so that others may add items. All other lists belong to one owner. So do lists of these
+# names whose items have no such key, such as the ports of a NetworkPolicy.
 _SHARED_LISTS = {
     "containers": "name",
     "env": "name",
@@ -31,14 +31,14 @@ _QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
 
 
 def stamp(desired: Object) -> Object:
-    """`desired` with the digest of itself among its annotations."""
+    """`desired` with its own digest as an annotation."""
     metadata = desired["metadata"]
     annotations = {**metadata.get("annotations", {}), APPLIED_ANNOTATION: digest(desired)}
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
 def needs_apply(observed: Object | None, desired: Object) -> bool:
-    """True unless `observed` holds everything that the stamped `desired` says, and nothing that it said before."""
+    """True unless `observed` contains the stamped `desired`, and no field that Outrider set before."""
     if observed is None:
         return True
     if annotation(observed, APPLIED_ANNOTATION) != annotation(desired, APPLIED_ANNOTATION):
@@ -47,7 +47,7 @@ def needs_apply(observed: Object | None, desired: Object) -> bool:
 
 
 def contains(observed: Any, desired: Any, field: str = "") -> bool:
-    """True when every value of `desired` stands in `observed`; the API server drops empty ones."""
+    """True if `observed` has every value of `desired`. Empty values may be missing: the API server drops them."""
     if isinstance(desired, dict):
         return isinstance(observed, dict) and all(
             contains(observed[key], value, _field(field, key)) if key in observed else _is_empty(value)
@@ -59,19 +59,19 @@ def contains(observed: Any, desired: Any, field: str = "") -> bool:
 
 
 def difference(observed: Any, desired: Any, field: str = "", path: str = "") -> str:
-    """Where `observed` parts from `desired`, in words; empty where it contains it."""
+    """A sentence about the first field of `desired` that `observed` does not contain; empty if there is none."""
     if contains(observed, desired, field):
         return ""
     parts = _parts(observed, desired, field, path)
     deeper = (difference(*part) for part in parts)
-    return next((each for each in deeper if each), f"{path} is {_shown(observed)}, not {_shown(desired)}")
+    return next((sentence for sentence in deeper if sentence), f"{path} is {_shown(observed)}, not {_shown(desired)}")
 
 
 def _parts(observed: Any, desired: Any, field: str, path: str) -> list[tuple[Any, Any, str, str]]:
-    """What `difference` takes, for each part of two objects or lists; [] where they are not alike."""
+    """Arguments of `difference` for each part of two objects or lists; [] if they have no common parts."""
     if isinstance(desired, dict) and isinstance(observed, dict):
-        told = [key for key, value in desired.items() if key in observed or not _is_empty(value)]
-        return [(observed.get(key), desired[key], _field(field, key), f"{path}.{key}".lstrip(".")) for key in told]
+        keys = [key for key, value in desired.items() if key in observed or not _is_empty(value)]
+        return [(observed.get(key), desired[key], _field(field, key), f"{path}.{key}".lstrip(".")) for key in keys]
     if not (isinstance(desired, list) and isinstance(observed, list)):
         return []
     key = _SHARED_LISTS.get(field, "")
@@ -100,11 +100,11 @@ def _contains_items(observed: list[Any], desired: list[Any], field: str) -> bool
 
 
 def _by_key(items: list[Any], key: str) -> defaultdict[str, list[Any]]:
-    """Others' items stay for ever and may be thousands: nobody goes through all of them for each of ours."""
-    found: defaultdict[str, list[Any]] = defaultdict(list)
+    """Index items by key. Others may add thousands of items, too many to search for each of ours."""
+    items_by_key: defaultdict[str, list[Any]] = defaultdict(list)
     for item in items:
-        found[text(item, key)].append(item)
-    return found
+        items_by_key[text(item, key)].append(item)
+    return items_by_key
 
 
 def _is_empty(value: Any) -> bool:

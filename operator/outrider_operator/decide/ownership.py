@@ -1,4 +1,4 @@
-"""Which objects belong to a service, and what every object of Outrider carries."""
+"""Decide which objects belong to a service; labels and owner references of Outrider's objects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from enum import Enum
 
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND
 
-from outrider_operator.inbound.reading import controller_of, is_being_deleted, label, owners_of, text
-from outrider_operator.model import (
+from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -18,25 +17,26 @@ from outrider_operator.model import (
     MANAGER,
     SERVICE_LABEL,
     SERVING,
-    Identity,
     Object,
+    ServiceIdentity,
     canary_name,
 )
+from outrider_operator.validation.reading import controller_of, is_being_deleted, label, owners_of, text
 
 
 class Ownership(Enum):
     ABSENT = "absent"
     OURS = "ours"
-    LEAVING = "leaving"
-    """Being deleted, or left by a deleted service of this name: garbage collection takes it, then it is made anew."""
+    TERMINATING = "terminating"
+    """Being deleted, or owned by a deleted service of this name. Garbage collection removes it, then it returns."""
     FOREIGN = "foreign"
 
 
 @dataclass(frozen=True)
 class Children:
-    """The objects under the names of a service's children, whoever owns them."""
+    """Objects with the names of a service's children, including objects of other owners."""
 
-    owner: Identity
+    owner: ServiceIdentity
     documents: Mapping[tuple[str, str], Object]
     """(kind, name) -> object."""
 
@@ -44,7 +44,7 @@ class Children:
         return ownership(self.documents.get((kind, name)), self.owner)
 
     def own(self, kind: str, name: str) -> Object | None:
-        """The child; None where there is none, or one that is not the service's."""
+        """The child; None if there is none, or if it belongs to another owner."""
         return self.documents.get((kind, name)) if self.ownership(kind, name) is Ownership.OURS else None
 
     @property
@@ -58,48 +58,48 @@ class Children:
 
     @property
     def are_reachable(self) -> bool:
-        """Does a Service lead to the pods? One that is about to go still does."""
-        return self.ownership(KUBERNETES_SERVICE, self.owner.name) in (Ownership.OURS, Ownership.LEAVING)
+        """Does a Kubernetes Service select the pods? One that is being deleted still does."""
+        return self.ownership(KUBERNETES_SERVICE, self.owner.name) in (Ownership.OURS, Ownership.TERMINATING)
 
     @property
     def config_maps(self) -> list[Object]:
-        """The service's own."""
+        """The ConfigMaps that the service owns."""
         keys = [(kind, name) for kind, name in self.documents if kind == CONFIG_MAP]
         return [child for key in keys if (child := self.own(*key)) is not None]
 
-    def leaving(self, names: Iterable[tuple[str, str]]) -> list[Object]:
-        """The objects that stand where a child should, and go before it can be made."""
-        return [self.documents[key] for key in names if self.ownership(*key) is Ownership.LEAVING]
+    def terminating(self, names: Iterable[tuple[str, str]]) -> list[Object]:
+        """Objects that must be gone before a child of the same name can be created."""
+        return [self.documents[key] for key in names if self.ownership(*key) is Ownership.TERMINATING]
 
     def foreign(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """(kind, name) of the objects that stand where a child should and belong to someone else."""
+        """(kind, name) of children whose name an object of another owner has."""
         return [key for key in names if self.ownership(*key) is Ownership.FOREIGN]
 
 
-def ownership(document: Object | None, owner: Identity) -> Ownership:
-    """Whose object that is. One without an owner is the service's only if it carries its labels (an orphaned child)."""
+def ownership(document: Object | None, owner: ServiceIdentity) -> Ownership:
+    """Ownership of `document`. Without an owner reference it is the service's if it has its labels (orphaned child)."""
     if document is None:
         return Ownership.ABSENT
     if is_being_deleted(document):
-        return Ownership.LEAVING
+        return Ownership.TERMINATING
     controller = controller_of(document)
     if not controller:
         return Ownership.OURS if _has_our_labels(document, owner.name) else Ownership.FOREIGN
     if controller.get("uid") == owner.uid:
         return Ownership.OURS
     same_name = (controller.get("kind"), controller.get("name")) == (KIND, owner.name)
-    left = same_name and text(controller, "apiVersion").startswith(API_GROUP)
-    return Ownership.LEAVING if left else Ownership.FOREIGN
+    is_orphan = same_name and text(controller, "apiVersion").startswith(API_GROUP)
+    return Ownership.TERMINATING if is_orphan else Ownership.FOREIGN
 
 
 def controller_name(document: Object) -> str:
-    """ "Kind name" of the object's controller, for a sentence; empty when it has none."""
+    """Text "Kind name" of the object's controller; empty if it has none."""
     controller = controller_of(document)
     return f"{text(controller, 'kind')} {text(controller, 'name')}" if controller else ""
 
 
-def owner_reference(owner: Identity, *, controller: bool) -> Object:
-    """Without blockOwnerDeletion: a service must be deletable whatever state its children are in."""
+def owner_reference(owner: ServiceIdentity, *, controller: bool) -> Object:
+    """Owner reference without blockOwnerDeletion: a service can be deleted whatever state its children are in."""
     reference: Object = {
         "apiVersion": f"{API_GROUP}/{API_VERSION}",
         "kind": KIND,

@@ -1,8 +1,8 @@
-"""The profile ConfigMap: what has been measured for a target on a product, and what could not be.
+"""The profile ConfigMap: measurements for a target on a product, and failures.
 
 Data: `target.json`, `<drafter key>.json`, and `failures.json`, which maps key -> attempt -> failure. An attempt is
-the hash of the settings that a measurement ran under (see `asked`), so that a failed key runs again when
-those change, and services that share a profile do not take turns at failing.
+the hash of the settings that a measurement ran under (see `measurement_request`). A failed key is measured again when
+these change, and services that share a profile do not repeat each other's failures.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from outrider_crds.profile import (
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from outrider_operator.cluster_model import Object
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.inbound.reading import annotation, mapping, text
-from outrider_operator.model import Object
+from outrider_operator.validation.reading import annotation, mapping, text
 
 FAILURES_FILE = "failures.json"
 _DRAFTER_FILE = re.compile(r"[0-9a-f]{1,64}\.json")
-"""Others' files are not read, and go when the next measurement is stored."""
+"""Name of a drafter's file. Other files are ignored, and removed when the next measurement is stored."""
 _KEYS_KEPT = 64
-"""Keys with failures: of a target, and of the drafters of all services that share it."""
+"""Keys whose failures are kept: a target and the drafters of all services that share it."""
 _ATTEMPTS_KEPT = 16
 _REQUESTS_KEPT = 16
 
@@ -58,7 +58,7 @@ _V = TypeVar("_V")
 class Store:
     target: TargetProfile | None = None
     drafters: dict[str, DrafterProfile] = field(default_factory=dict)
-    """By drafter key."""
+    """Drafter key -> profile."""
     failures: Failures = field(default_factory=dict)
     requests: tuple[str, ...] = ()
     """Digests of the `outrider.dev/reprofile` values that have been served."""
@@ -93,8 +93,8 @@ class Store:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The profiles of a namespace, or those for all. A decision asks for one again and again, and anyone may fill it
-    up: it is read once, and only if it is asked for."""
+    """The profiles of a namespace, or those for all. Each is parsed at most once, and only if it is needed: it may be
+    large."""
 
     documents: Mapping[str, Object] = field(default_factory=dict)
     """Name -> ConfigMap."""
@@ -110,7 +110,7 @@ class Profiles:
 
 
 def read_store(document: Object | None) -> Store:
-    """What `document` holds; a part that someone made unreadable counts as not measured."""
+    """Parse a profile ConfigMap. A part that cannot be read counts as not measured."""
     data = mapping(document, "data")
     measured = ((file, _parse(DrafterProfile, text(data, file))) for file in data if _DRAFTER_FILE.fullmatch(file))
     return Store(
@@ -124,7 +124,7 @@ def read_store(document: Object | None) -> Store:
 
 
 def store_data(store: Store) -> dict[str, str]:
-    """The ConfigMap's data for `store`."""
+    """Data of the ConfigMap for `store`."""
     files: dict[str, Any] = {_file(key): profile.wire() for key, profile in store.drafters.items()}
     if store.target is not None:
         files[TARGET_FILE] = store.target.wire()
@@ -145,7 +145,7 @@ def _parse(model: type[_P], document: str) -> _P | None:
 
 
 def _parse_failures(document: str) -> Failures:
-    """The newest; of one that is filled up with others each look would go through thousands."""
+    """The newest failures only: a ConfigMap that was filled by others may hold thousands."""
     try:
         newest = _last(from_json(document or "{}"), _KEYS_KEPT)
         return _FAILURES.validate_python({key: _last(attempts, _ATTEMPTS_KEPT) for key, attempts in newest.items()})

@@ -1,4 +1,4 @@
-"""What is left of a spec that this release cannot read: scale, kill switch and SLO classes go through all the same."""
+"""Read the usable parts of a spec that this release does not understand: scale, kill switch and SLO classes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError
 
+from outrider_operator.cluster_model import PODLESS_FIELDS, Object
 from outrider_operator.decide.revisions import Revision
-from outrider_operator.inbound.reading import items, text
-from outrider_operator.model import PODLESS_FIELDS, Object
+from outrider_operator.validation.reading import items, text
 
 _NEEDED = {"replicas", "paused", "speculation", "sloClasses", "defaultSLOClass"}
-"""A default in place of one of these would change what pods do."""
+"""Fields that must be readable: a default in their place would change what pods do."""
 
 
 def readable_spec(spec: Object, running: Revision, hot: HotConfig | None) -> SpeculativeServiceSpec | None:
-    """The fields of `spec` that make no revision, over the pool, hardware and engine of `running`. `hot` is what its
-    pods mount.
+    """Combine the fields of `spec` that make no revision with the pool, hardware and engine of `running`.
 
-    None where one of them cannot be read either, or was left out of the copy that is kept of a large spec.
+    None if one of these fields cannot be read, or is missing in the trimmed copy of a large spec.
+    hot: the config that the pods of `running` mount.
     """
     if "replicas" not in spec:
         return None
@@ -37,7 +37,7 @@ def readable_spec(spec: Object, running: Revision, hot: HotConfig | None) -> Spe
 
 
 def _pool(booted: list[Object], spec: Object, hot: HotConfig | None) -> list[Object]:
-    """The drafters that run, in the order of `spec` and paused as there; as in `hot` where `spec` does not say."""
+    """The drafters that run. Order and pauses come from `spec`, or from `hot` for drafters that `spec` lacks."""
     written = {text(drafter, "name"): drafter for drafter in items(spec, "draftPool")}
     paused = set(hot.paused_drafters or ()) if hot is not None else set()
     carried = [name for name in (hot.drafter_order or () if hot is not None else ()) if name not in written]
@@ -60,5 +60,5 @@ def _parsed(fields: dict[str, Any]) -> SpeculativeServiceSpec | None:
 
 
 def _field(sentence: str) -> str:
-    """ "speculation" of "spec.speculation.mode: ..."."""
+    """First field of a violation: "speculation" in "spec.speculation.mode: ..."."""
     return sentence.partition(":")[0].removeprefix("spec.").partition(".")[0].partition("[")[0]

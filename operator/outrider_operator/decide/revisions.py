@@ -1,11 +1,11 @@
-"""Revisions: what makes a new one, and the immutable ConfigMap that keeps each.
+"""Revisions: which changes create a new one, and the immutable ConfigMap that stores each.
 
-A revision's ConfigMap holds the boot config and the pod template as they were when the revision was made. Both
-are used as they stand from then on, so that neither an upgrade of the operator nor a change of `rollout` moves
-the pods of a revision that the user did not touch. Deadlines that are raised before any pod was ready make another one.
+A revision's ConfigMap contains the boot config and the pod template from the time when the revision was created. They
+never change, so neither an upgrade of the operator nor a change of `rollout` restarts pods of an unchanged spec. Raised
+deadlines create a new revision only if no pod was ready before.
 
-Who may write ConfigMaps may not make pods for that: a stored revision counts only where the Deployment or a ReplicaSet
-carries its digest. Who may write those can make pods anyway.
+The right to write ConfigMaps must not become the right to create pods. A stored revision therefore counts only if the
+Deployment or a ReplicaSet has its digest, since the right to write these allows to create pods anyway.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from outrider_operator.decide.drift import contains
-from outrider_operator.decide.ownership import Children, labels, owner_reference
-from outrider_operator.decide.pod_spec.template import PodTimes, pod_template, pod_times, times_of
-from outrider_operator.inbound.reading import annotation, controller_uid, items, label, mapping, name_of, text
-from outrider_operator.model import (
+from outrider_operator.cluster_model import (
     CANARY_TRACK,
     CONFIG_MAP,
     REVISION_LABEL,
     SERVICE_LABEL,
     TRACK_LABEL,
-    Identity,
     Object,
-    Settings,
+    OperatorSettings,
+    ServiceIdentity,
     canary_hot_map_name,
     hot_map_name,
     revision_map_name,
 )
+from outrider_operator.decide.drift import contains
+from outrider_operator.decide.ownership import Children, labels, owner_reference
+from outrider_operator.decide.pod_spec.template import PodTimes, pod_template, pod_times, times_of
+from outrider_operator.validation.reading import annotation, controller_uid, items, label, mapping, name_of, text
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
 CONTENTS_ANNOTATION = "outrider.dev/contents"
-"""On the Deployment, which hands it to its ReplicaSets: digest of the revision's contents, too long to forge."""
+"""Annotation of the Deployment and its ReplicaSets: digest of the revision's contents, too long to forge."""
 READY_ANNOTATION = "outrider.dev/ready-revision"
-"""Annotation of the Deployment: the newest revision that had a ready pod. The status has it as well, until a CRD of an
-earlier release, which knows no such field, takes it out."""
+"""Annotation of the Deployment: the newest revision that had a ready pod. The status has it as well, but a CRD of an
+older release drops that field."""
 _DIGEST_LENGTH = 64
 TEMPLATE_KEY = "pod-template.json"
 _MOST_STORED = 16
-"""Revisions whose contents are read, the Deployment's and the newest first. A Deployment keeps ten old ReplicaSets."""
+"""Revisions whose contents are read: the Deployment's, then the newest. A Deployment keeps ten old ReplicaSets."""
 _NAME = re.compile(r"[0-9a-f]{1,63}")
 _TOKENS = re.compile(r"[0-9]{1,4}")
-"""Of an annotation that anyone may write: Python reads no number of 4,301 digits."""
+"""Number in an annotation, which anyone may write: Python refuses numbers of more than 4,300 digits."""
 _INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
 _HOT = {"draft_pool": {"__all__": {"paused"}}}
 
@@ -63,11 +63,11 @@ _HOT = {"draft_pool": {"__all__": {"paused"}}}
 class Revision:
     name: str
     inputs: str
-    """Hash of all that makes a revision but maxDraftTokens, which is hot up to the value at boot."""
+    """Hash of everything that makes a revision except maxDraftTokens, which is hot up to its value at boot."""
     boot: BootConfig
     template: Object
     fingerprint: str
-    """Of boot config and template as they are stored."""
+    """Digest of boot config and template as they are stored."""
 
     @property
     def keys(self) -> list[ProfileKeys]:
@@ -79,8 +79,11 @@ class Revision:
 
 
 def inputs_hash(spec: SpeculativeServiceSpec, image: str, order: Sequence[str] = ()) -> str:
-    """Hash of what only new pods can take on. Defaults are left out: a field that a later release adds, at its
-    default, must not restart anything. The pool's order is hot: it is hashed in `order` (names), else by name."""
+    """Hash of the fields that only new pods can adopt.
+
+    Defaults are left out, so that a field that a later release adds restarts nothing. The pool's order is hot, so the
+    pool is hashed in the fixed `order` (names), else sorted by name.
+    """
     place = {name: index for index, name in enumerate(order)}
     pool = sorted(spec.draft_pool, key=lambda drafter: (place.get(drafter.name, len(place)), drafter.name))
     spec = spec.model_copy(update={"draft_pool": pool})
@@ -91,9 +94,9 @@ def inputs_hash(spec: SpeculativeServiceSpec, image: str, order: Sequence[str] =
 
 
 def _without_empty_values(fields: Object) -> Object:
-    """`fields` without what podTemplate leaves empty, as releases that knew all of its fields hashed it.
+    """`fields` without empty values of podTemplate, as older releases hashed them.
 
-    An empty text counts as absent in `env` alone: in labels and node selectors it has a meaning.
+    An empty text is removed only in `env`: in labels and node selectors it has a meaning.
     """
     template = mapping(fields, "podTemplate")
     env = [
@@ -114,15 +117,15 @@ def _without_empty_lists(value: Any) -> Any:
 def wanted_revision(
     children: Children,
     stored: Iterable[Revision],
-    settings: Settings,
+    settings: OperatorSettings,
     spec: SpeculativeServiceSpec,
     image: str,
     proven: Container[str],
 ) -> Revision:
     """The revision that serves `spec`: one of `stored` that was built for enough draft tokens, else a new one.
 
-    `proven` are names of revisions that have had a ready pod: a raised deadline leaves their pods alone. Another
-    revision takes it on as one of its own, for its pods may never get ready in the time that they have.
+    proven: names of revisions that have had a ready pod. A raised deadline does not restart their pods. An unproven
+    revision is replaced by one with the new deadline: its pods may need the time to get ready.
     """
     inputs = inputs_hash(spec, image)
     current = current_revision_name(children)
@@ -145,25 +148,28 @@ def wanted_revision(
 
 
 def _canary_tokens(children: Children, inputs: str) -> int:
-    """maxDraftTokens that a draft canary of the same `inputs` was started with; 0 without one."""
+    """maxDraftTokens at the start of a draft canary with the same `inputs`; 0 without one."""
     most = annotation(children.canary or {}, BOOT_TOKENS_ANNOTATION)
     is_same = annotation(children.canary or {}, INPUTS_LABEL) == inputs
     return int(most) if is_same and _TOKENS.fullmatch(most) else 0
 
 
 def canary_revision_name(candidate: str, products: int = 1) -> str:
-    """Revision of the pods that host the pool of `candidate` together with the running one, on so many products."""
+    """Name of the revision whose pods host the draft pools of `candidate` and of the running revision.
+
+    products: number of products that the pods run on.
+    """
     return f"{candidate}c{products if products > 1 else ''}"
 
 
 def canary_revision(
-    owner: Identity,
-    settings: Settings,
+    owner: ServiceIdentity,
+    settings: OperatorSettings,
     spec: SpeculativeServiceSpec,
     image: str,
     candidate: Revision,
 ) -> Revision:
-    """The revision of a canary's pods. spec: with both pools, and the products that pods are wanted on."""
+    """The revision of a canary's pods. spec: has both pools, and the products of the canary's pods."""
     name = canary_revision_name(candidate.name, len(spec.accelerator.products))
     boot = boot_config(
         spec,
@@ -179,7 +185,7 @@ def canary_revision(
 
 
 def _on_canary_track(template: Object, spec: SpeculativeServiceSpec) -> Object:
-    """`template` with the label of canary pods. Of several products each gets as many pods."""
+    """`template` with the label of canary pods. With several products, each gets the same number of pods."""
     metadata, pod = template["metadata"], template["spec"]
     metadata = {**metadata, "labels": {**metadata["labels"], TRACK_LABEL: CANARY_TRACK}}
     if len(spec.accelerator.products) < 2:
@@ -200,7 +206,7 @@ def _on_canary_track(template: Object, spec: SpeculativeServiceSpec) -> Object:
 
 
 def stored_canary(children: Children, replica_sets: Iterable[Object], name: str) -> Revision | None:
-    """The revision `name` of a canary's pods as its ConfigMap keeps it, where pods were made of that."""
+    """The stored revision `name` of a canary's pods; None unless pods were created from its ConfigMap."""
     document = children.own(CONFIG_MAP, revision_map_name(children.owner.name, name))
     vouched = {(label(owner, REVISION_LABEL), annotation(owner, CONTENTS_ANNOTATION)) for owner in replica_sets}
     vouched.add((revision_in(children.canary), annotation(children.canary or {}, CONTENTS_ANNOTATION)))
@@ -210,31 +216,31 @@ def stored_canary(children: Children, replica_sets: Iterable[Object], name: str)
 
 
 def _is_for(revision: Revision, spec: SpeculativeServiceSpec, image: str) -> bool:
-    """Was `revision` made of `spec`, in whichever order of its pool? Releases before this one hashed it as written."""
+    """Was `revision` created from `spec`, in any order of its pool? Older releases hashed the pool as written."""
     order = [drafter.name for drafter in revision.boot.draft_pool]
     return revision.inputs in (inputs_hash(spec, image), inputs_hash(spec, image, order))
 
 
 def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tuple[Revision, ...]:
-    """The revisions whose ConfigMaps are there, readable and as they were when pods were made of them.
+    """Revisions whose ConfigMaps exist, can be read, and are unchanged since pods were created from them.
 
-    Others are not parsed: anyone may have filled them, and every decision would take as long as that takes.
+    Other ConfigMaps are not parsed: they may be large, and every reconcile would take that time.
     """
     vouched = _vouched(children, replica_sets)
-    genuine = (each for each in _vouched_maps(children, vouched) if _stands_for(each) in vouched)
-    found = (_read(document) for document in genuine)
-    return tuple(each for each in found if each is not None)
+    genuine = (document for document in _vouched_maps(children, vouched) if _stands_for(document) in vouched)
+    revisions = (_read(document) for document in genuine)
+    return tuple(revision for revision in revisions if revision is not None)
 
 
 def unread_maps(children: Children, replica_sets: Iterable[Object]) -> list[str]:
-    """Names of the ConfigMaps whose contents every decision reads and was not shown."""
+    """Names of ConfigMaps that every decision needs, but whose contents were not read yet."""
     hot = children.own(CONFIG_MAP, hot_map_name(children.owner.name))
     maps = [hot, *_vouched_maps(children, _vouched(children, replica_sets))]
-    return [name_of(each) for each in maps if each is not None and "data" not in each]
+    return [name_of(document) for document in maps if document is not None and "data" not in document]
 
 
 def unread_canary_maps(children: Children, candidate: str) -> list[str]:
-    """Names of a canary's ConfigMaps that are there, and whose contents were not shown."""
+    """Names of a canary's ConfigMaps that exist, but whose contents were not read yet."""
     maps = [children.own(CONFIG_MAP, canary_hot_map_name(children.owner.name))]
     for document in children.config_maps:
         revision = label(document, REVISION_LABEL)
@@ -245,13 +251,13 @@ def unread_canary_maps(children: Children, candidate: str) -> list[str]:
 
 
 def unread_map(children: Children, revision: Revision) -> list[str]:
-    """Name of the ConfigMap of `revision`, where it is there and its contents were not shown."""
+    """Name of the ConfigMap of `revision` if it exists, but its contents were not read yet."""
     document = children.own(CONFIG_MAP, revision_map_name(children.owner.name, revision.name))
     return [name_of(document)] if document is not None and "data" not in document else []
 
 
 def current_revision(children: Children, stored: Iterable[Revision]) -> Revision | None:
-    """The one of `stored` that the Deployment runs now; None without one or when its ConfigMap is gone."""
+    """The revision in `stored` that the Deployment runs; None without one, or if its ConfigMap is gone."""
     current = current_revision_name(children)
     return next((revision for revision in stored if revision.name == current), None)
 
@@ -261,20 +267,20 @@ def current_revision_name(children: Children) -> str:
 
 
 def revision_in(deployment: Object | None) -> str:
-    """The revision of the pods that `deployment` makes; empty without one."""
+    """Name of the revision in the Deployment's pod template; empty without a Deployment."""
     return text(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
 
 
 def ready_revision(children: Children, reported: str, ready: Container[str]) -> str:
-    """The newest revision that had a ready pod; `reported` is the status's, `ready` are revisions of ready pods."""
+    """The newest revision that had a ready pod. reported: value in the status. ready: revisions of ready pods."""
     current, noted = current_revision_name(children), annotation(children.deployment or {}, READY_ANNOTATION)
     if current in ready:
         return current
     return noted if _NAME.fullmatch(noted) else reported
 
 
-def revision_map(owner: Identity, revision: Revision) -> Object:
-    """The immutable ConfigMap that keeps `revision`; pods mount its boot config."""
+def revision_map(owner: ServiceIdentity, revision: Revision) -> Object:
+    """The immutable ConfigMap that stores `revision`. Pods mount its boot config."""
     return {
         "apiVersion": "v1",
         "kind": CONFIG_MAP,
@@ -290,19 +296,27 @@ def revision_map(owner: Identity, revision: Revision) -> Object:
 
 
 def unneeded_maps(children: Children, needed: set[str]) -> list[Object]:
-    """ConfigMaps of revisions, but for those that keep a revision of `needed` (names)."""
+    """ConfigMaps of revisions that are not in `needed` (names)."""
     maps = [document for document in children.config_maps if label(document, REVISION_LABEL)]
-    return [each for each in maps if not (_keeps(children.owner, each) and label(each, REVISION_LABEL) in needed)]
+    return [
+        document
+        for document in maps
+        if not (_is_map_of(children.owner, document) and label(document, REVISION_LABEL) in needed)
+    ]
 
 
 def orphaned_maps(children: Children, needed: set[str]) -> list[Object]:
-    """ConfigMaps of the revisions `needed` (names) that a service before this one left: they are not applied."""
-    maps = [each for each in children.config_maps if _keeps(children.owner, each) and not controller_uid(each)]
-    return [each for each in maps if label(each, REVISION_LABEL) in needed]
+    """ConfigMaps of revisions in `needed` (names) that a deleted service of this name left without an owner."""
+    maps = [
+        document
+        for document in children.config_maps
+        if _is_map_of(children.owner, document) and not controller_uid(document)
+    ]
+    return [document for document in maps if label(document, REVISION_LABEL) in needed]
 
 
 def revision_annotations(revision: Revision) -> dict[str, str]:
-    """For the Deployment: what it takes to make the revision's ConfigMap again if someone deletes or replaces it."""
+    """Annotations of the Deployment from which the revision's ConfigMap can be recreated if it is lost."""
     return {
         INPUTS_LABEL: revision.inputs,
         BOOT_TOKENS_ANNOTATION: str(revision.boot.max_draft_tokens),
@@ -311,9 +325,9 @@ def revision_annotations(revision: Revision) -> dict[str, str]:
 
 
 def _lost(
-    children: Children, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str
+    children: Children, settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str, inputs: str
 ) -> Revision | None:
-    """The Deployment's revision where only its ConfigMap is gone: made again without restarting anything."""
+    """The Deployment's revision if only its ConfigMap is lost. It is recreated without restarting pods."""
     deployment, name = children.deployment or {}, current_revision_name(children)
     most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
     if not name or annotation(deployment, INPUTS_LABEL) != inputs or not _TOKENS.fullmatch(most):
@@ -324,13 +338,13 @@ def _lost(
     made = _made(children.owner, settings, spec, image, inputs, int(most), name)
     if contains(live, made.template):
         return made
-    # Made by another release, which rendered it otherwise: what runs is what counts.
+    # Another release rendered it differently: the template of the running pods counts.
     metadata = {key: mapping(live, "metadata", key) for key in ("labels", "annotations")}
     return _revision(name, inputs, made.boot, {"metadata": metadata, "spec": mapping(live, "spec")})
 
 
 def revision_name(inputs: str, max_draft_tokens: int, times: PodTimes | None = None) -> str:
-    """`times` tell revisions apart that differ in nothing else."""
+    """Name of a revision. times: given for a revision that differs from another one only in its deadlines."""
     fields = {"inputs": inputs, "maxDraftTokens": max_draft_tokens}
     return digest({**fields, "startupProbes": times.startup_probes, "graceSeconds": times.grace_s} if times else fields)
 
@@ -341,9 +355,15 @@ def _names(inputs: str, max_draft_tokens: int, template: Object) -> tuple[str, s
 
 
 def _made(
-    owner: Identity, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str, most: int, name: str
+    owner: ServiceIdentity,
+    settings: OperatorSettings,
+    spec: SpeculativeServiceSpec,
+    image: str,
+    inputs: str,
+    most: int,
+    name: str,
 ) -> Revision:
-    """The revision for `inputs`, built for `most` draft tokens, as this release renders it."""
+    """The revision for `inputs` as this release renders it, for up to `most` draft tokens."""
     boot = boot_config(
         spec, service=owner.name, namespace=owner.namespace, revision=name, image=image, max_draft_tokens=most
     )
@@ -355,26 +375,26 @@ def _revision(name: str, inputs: str, boot: BootConfig, template: Object) -> Rev
     return Revision(name, inputs, boot, template, _fingerprint(_contents(boot, template)))
 
 
-def _keeps(owner: Identity, document: Object) -> bool:
-    """True of the one ConfigMap that pods of its revision mount; labels alone can be on any number of others."""
+def _is_map_of(owner: ServiceIdentity, document: Object) -> bool:
+    """Is `document` the ConfigMap that pods of its revision mount? Labels alone may be on any other ConfigMap."""
     name = label(document, REVISION_LABEL)
     return bool(name) and name_of(document) == revision_map_name(owner.name, name)
 
 
 def _vouched(children: Children, replica_sets: Iterable[Object]) -> set[tuple[str, str]]:
-    """(revision, digest of its contents) of what pods were made of."""
-    pairs = {(label(each, REVISION_LABEL), annotation(each, CONTENTS_ANNOTATION)) for each in replica_sets}
+    """(revision, digest of its contents) of the revisions that pods were created from."""
+    pairs = {(label(document, REVISION_LABEL), annotation(document, CONTENTS_ANNOTATION)) for document in replica_sets}
     pairs.add((current_revision_name(children), annotation(children.deployment or {}, CONTENTS_ANNOTATION)))
     return {(name, fingerprint) for name, fingerprint in pairs if fingerprint}
 
 
 def _stands_for(document: Object) -> tuple[str, str]:
-    """(revision, digest of its contents) that a ConfigMap holds."""
+    """(revision, digest of its contents) of a ConfigMap."""
     return label(document, REVISION_LABEL), _fingerprint(mapping(document, "data"))
 
 
 def _contents(boot: BootConfig, template: Object) -> dict[str, str]:
-    """Equal revisions are equal texts."""
+    """Data of a revision's ConfigMap. Equal revisions have equal texts."""
     return {
         CONFIG_KEY: json.dumps(boot.wire(), indent=1, sort_keys=True),
         TEMPLATE_KEY: json.dumps(template, sort_keys=True),
@@ -386,11 +406,12 @@ def _fingerprint(contents: Mapping[str, str]) -> str:
 
 
 def _vouched_maps(children: Children, vouched: set[tuple[str, str]]) -> list[Object]:
-    """The ConfigMaps that may hold what `vouched` names. Told by metadata: anyone may make and fill any number more."""
+    """The ConfigMaps that may store the revisions in `vouched`. They are selected by metadata and limited in number:
+    users may create and fill any number of others."""
     names, current = {name for name, _ in vouched}, current_revision_name(children)
-    maps = [each for each in children.config_maps if label(each, REVISION_LABEL) in names]
-    kept = [each for each in maps if _keeps(children.owner, each)]
-    return sorted(kept, key=lambda each: _precedence(each, current), reverse=True)[:_MOST_STORED]
+    maps = [document for document in children.config_maps if label(document, REVISION_LABEL) in names]
+    kept = [document for document in maps if _is_map_of(children.owner, document)]
+    return sorted(kept, key=lambda document: _precedence(document, current), reverse=True)[:_MOST_STORED]
 
 
 def _precedence(document: Object, current: str) -> tuple[bool, str, str]:

@@ -1,7 +1,7 @@
-"""The gate of a rollout: it goes beyond its first new pod only once that pod reports every drafter loaded.
+"""The gate of a rollout, which stops it after the first new pod until that pod reports every drafter loaded.
 
-The Deployment's own controller holds it: while the gate is closed, a pod counts as available only after `HOLD_S`, so
-that none of the old pods may go. That stands in the Deployment, and holds while no operator runs.
+At a closed gate the Deployment has minReadySeconds `HOLD_S`, so a new pod never becomes available and the rollout
+stops. The Deployment controller enforces this even while no operator runs.
 """
 
 from __future__ import annotations
@@ -13,45 +13,43 @@ from dataclasses import dataclass, field
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
 from outrider_crds.state import RuntimeState
 
+from outrider_operator.cluster_model import REVISION_LABEL, Object
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pods import Pods, revision_of
+from outrider_operator.decide.pod_states import Pods, revision_of
 from outrider_operator.decide.revisions import Revision, current_revision_name
-from outrider_operator.inbound.reading import controller_uid, integer, label, name_of, uid_of
-from outrider_operator.model import REVISION_LABEL, Object
+from outrider_operator.validation.reading import controller_uid, integer, label, name_of, uid_of
 
 DEADLINE_S = 2**31 - 2
 """progressDeadlineSeconds while the gate is closed: above minReadySeconds, and below 2**31 - 1, which means none."""
 HOLD_S = DEADLINE_S - 1
 """minReadySeconds while the gate is closed: 68 years."""
-
-
 _LEAST_GROWTH = 1.5
-"""Growth of a Deployment from which on Kubernetes adds a second pod to one."""
+"""Growth of a Deployment from which Kubernetes would scale one new pod to two."""
 
 
 @dataclass(frozen=True)
 class Gate:
     continues: bool
-    """spec.rollout.onMissingDrafter is Continue: the gate is never closed."""
+    """True if spec.rollout.onMissingDrafter is Continue: the gate is never closed."""
     current: str = ""
-    """Revision that the Deployment makes pods of; empty without one."""
+    """Revision of the Deployment's pod template; empty without a Deployment."""
     is_held: bool = False
-    """The Deployment holds its rollout now."""
+    """True while the Deployment holds its rollout."""
     replicas: int = 0
-    """Replicas that the Deployment asks for."""
+    """spec.replicas of the Deployment."""
     is_settled: bool = True
-    """Has the Deployment's controller taken in what it asks for?"""
+    """Has the Deployment's controller observed its latest generation?"""
     serving: frozenset[str] = frozenset()
-    """Revisions that the Deployment keeps pods of."""
+    """Revisions with a ReplicaSet that is scaled above 0."""
     passed: frozenset[str] = frozenset()
-    """Those of `serving` that no gate holds: they may be returned to at once."""
+    """Revisions in `serving` that no gate holds. A rollback to one needs no check."""
     reports: Mapping[str, Mapping[str, RuntimeState]] = field(default_factory=dict)
-    """Revision -> name of a ready pod of it -> what it answered lately."""
+    """Revision -> name of a ready pod -> its last report."""
 
     def is_closed(self, revision: Revision) -> bool:
-        """Must a rollout of `revision` stay at its first new pod?
+        """Must a rollout of `revision` stop after its first new pod?
 
-        There is nothing to hold where no other revision has pods, and nothing to wait for where the pool is empty.
+        It need not if no other revision has pods, or if the draft pool is empty.
         """
         if not self.serving - {revision.name}:
             return False
@@ -59,14 +57,14 @@ class Gate:
         return not is_through and self.lacks_proof(revision)
 
     def lacks_proof(self, revision: Revision) -> bool:
-        """Must a pod of `revision` report every drafter loaded, and none does?"""
+        """True if a pod of `revision` must report every drafter loaded, and none does."""
         return not (self.continues or not revision.boot.draft_pool or self._is_proven(revision))
 
     def scaled(self, revision: Revision, replicas: int, surge: int) -> int:
-        """Replicas to ask for, of `replicas` that are wanted: a service grows in steps while its rollout is held.
+        """Replicas to set now on the way to `replicas`: a service grows in steps while its rollout is held.
 
         Kubernetes scales both revisions in proportion: 1 new pod becomes round(1 * (replicas + surge) / (before +
-        surge)). A step below one and a half leaves it the only one. surge: maxSurge of the Deployment.
+        surge)). A step below a factor of 1.5 keeps a single new pod. surge: maxSurge of the Deployment.
         """
         is_in_flight = self.is_held and revision.name == self.current and self.is_closed(revision)
         if not is_in_flight or replicas <= self.replicas:
@@ -77,7 +75,7 @@ class Gate:
         return min(replicas, max(self.replicas, step))
 
     def missing(self, revision: Revision) -> str:
-        """What a ready pod of `revision` says of a drafter that it has not loaded, in a sentence; else empty."""
+        """A sentence about a drafter that a ready pod of `revision` has not loaded; empty without one."""
         if self.continues:
             return ""
         pods = sorted(self.reports.get(revision.name, {}).items())
@@ -119,17 +117,17 @@ def _is_settled(deployment: Object | None) -> bool:
 
 
 def is_held(document: Object | None) -> bool:
-    """Does the Deployment or ReplicaSet hold its pods at the gate?"""
+    """Does a Deployment or ReplicaSet hold its pods at the gate?"""
     return integer(document, "spec", "minReadySeconds") == HOLD_S
 
 
 def _is_of(replica_set: Object, deployment: Object | None) -> bool:
-    """One without a controller is about to be adopted."""
+    """Does `replica_set` belong to `deployment`? One without a controller is about to be adopted."""
     return controller_uid(replica_set) in ("", uid_of(deployment or {}))
 
 
 def _not_loaded(revision: Revision, state: RuntimeState) -> list[str]:
-    """Sentences about the drafters of `revision` that a pod does not report loaded."""
+    """Sentences about drafters of `revision` that a pod does not report as loaded."""
     reported = {drafter.name: drafter for drafter in state.drafters}
     sentences = []
     for name in [drafter.name for drafter in revision.boot.draft_pool]:

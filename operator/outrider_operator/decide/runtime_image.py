@@ -1,53 +1,77 @@
-"""Which of the releases' runtime images a service runs on, and when it moves to the installed release's.
+"""Choose the runtime image of a service, and decide when it moves to the installed release's image.
 
-A new operator restarts no serving pod: a service stays on the image that it was given first. It moves by an ordinary
-rollout once its annotation asks for it, or once it falls into the share that the installation upgrades.
+A new operator restarts no serving pod: a service stays on the image that it started with. It moves by an ordinary
+rollout once its annotation names a new image, or once it falls into the share of services that is upgraded.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from outrider_crds.base import digest
 from outrider_crds.names import Image
 from pydantic import TypeAdapter, ValidationError
 
-from outrider_operator.inbound.reading import annotation, dig, uid_of
-from outrider_operator.model import Object, Settings
+from outrider_operator.cluster_model import Object, OperatorSettings
+from outrider_operator.validation.reading import annotation, dig, uid_of
 
 IMAGE_ANNOTATION = "outrider.dev/runtime-image"
-"""On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware
-when the revision that the Deployment runs was made."""
+"""Annotation of the Deployment: "gpu IMAGE" or "cpu IMAGE", the release image of the revision that it runs."""
 UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
-"""On the service: an image, or its tag, moves it there once the installed release has it; "false" keeps it out of the
-share. It names one image, so that no later release moves the service by it."""
+"""Annotation of the service: an image, or its tag, that the service moves to once that is installed; "false" keeps it
+out of the share. It names one image, so that no later release moves the service by it."""
 _IMAGE: TypeAdapter[str] = TypeAdapter(Image)
 
 
-def default_image(
-    service: Object, deployment: Object | None, kept_image: str, settings: Settings, *, on_cpu: bool
-) -> str:
-    """The image that `service` runs on where its pod template names none.
+@dataclass(frozen=True)
+class RuntimeImages:
+    """Release images of a service whose pod template names none."""
 
-    `deployment` is the service's own; `kept_image` is its status's, empty for a new service.
+    pinned: str
+    """Image for the revision of the spec."""
+    previous: str
+    """Image of the revision before it; `pinned` for a new service."""
+    installed: str
+    """Image of the installed release. It differs from `pinned` while the service stays on an older release."""
+
+
+def runtime_images(
+    service: Object,
+    deployment: Object | None,
+    canary: Object | None,
+    recorded: str,
+    settings: OperatorSettings,
+    *,
+    on_cpu: bool,
+) -> RuntimeImages:
+    """Images of `service`. An upgrade waits for the end of a draft canary.
+
+    deployment, canary: the service's own Deployments. recorded: image in its status; empty for a new service.
     """
-    newest = newest_image(settings, on_cpu=on_cpu)
-    return (
-        newest if _moves(service, settings, on_cpu=on_cpu) else _given(deployment, kept_image, settings, on_cpu=on_cpu)
+    pinned = _canary_image(canary, on_cpu=on_cpu) or pinned_image(
+        service, deployment, recorded, settings, on_cpu=on_cpu
     )
+    previous = _resolved(deployment)[1] or recorded or pinned
+    return RuntimeImages(pinned, previous, installed_image(settings, on_cpu=on_cpu))
 
 
-def given_image(deployment: Object | None, kept_image: str) -> str:
-    """The image that the revision of `deployment` was given; empty for a service that never had one."""
-    return _resolved(deployment)[1] or kept_image
+def pinned_image(
+    service: Object, deployment: Object | None, recorded: str, settings: OperatorSettings, *, on_cpu: bool
+) -> str:
+    """Release image for the revision of the spec, without a draft canary."""
+    if _moves(service, settings, on_cpu=on_cpu):
+        return installed_image(settings, on_cpu=on_cpu)
+    return _first_image(deployment, recorded, settings, on_cpu=on_cpu)
 
 
-def canary_image(canary: Object | None, *, on_cpu: bool) -> str:
-    """The image that a draft canary was started with: an upgrade waits for its end. Empty without one."""
+def _canary_image(canary: Object | None, *, on_cpu: bool) -> str:
+    """Image that a draft canary was started with; empty without one."""
     kind, resolved = _resolved(canary)
     return resolved if kind == hardware(on_cpu=on_cpu) else ""
 
 
-def newest_image(settings: Settings, *, on_cpu: bool) -> str:
-    """The installed release's."""
+def installed_image(settings: OperatorSettings, *, on_cpu: bool) -> str:
+    """Image of the installed release."""
     return settings.runtime_cpu_image if on_cpu else settings.runtime_image
 
 
@@ -55,46 +79,47 @@ def hardware(*, on_cpu: bool) -> str:
     return "cpu" if on_cpu else "gpu"
 
 
-def _given(deployment: Object | None, kept_image: str, settings: Settings, *, on_cpu: bool) -> str:
-    """The release's image when this service first needed one for its kind of hardware."""
-    newest = newest_image(settings, on_cpu=on_cpu)
+def _first_image(deployment: Object | None, recorded: str, settings: OperatorSettings, *, on_cpu: bool) -> str:
+    """Release image from the time when this service first needed one for its kind of hardware."""
+    installed = installed_image(settings, on_cpu=on_cpu)
     kind, resolved = _resolved(deployment)
     if resolved:
-        return resolved if kind == hardware(on_cpu=on_cpu) else newest
-    return kept_image if kept_image and kept_image != newest_image(settings, on_cpu=not on_cpu) else newest
+        return resolved if kind == hardware(on_cpu=on_cpu) else installed
+    return recorded if recorded and recorded != installed_image(settings, on_cpu=not on_cpu) else installed
 
 
 def _resolved(deployment: Object | None) -> tuple[str, str]:
-    """(hardware, image) of the annotation; two empty strings where it holds none."""
+    """(hardware, image) in the annotation; two empty strings without one."""
     kind, _, resolved = annotation(deployment or {}, IMAGE_ANNOTATION).partition(" ")
     return (kind, resolved) if _is_image(resolved) else ("", "")
 
 
-def _is_image(given: str) -> bool:
-    """Anyone may write an annotation; the status takes no other image than the CRD does."""
+def _is_image(image: str) -> bool:
+    """Does the CRD accept `image`? Anyone may write the annotation, and the status shows it."""
     try:
-        _IMAGE.validate_python(given)
+        _IMAGE.validate_python(image)
     except ValidationError:
         return False
     return True
 
 
-def _moves(service: Object, settings: Settings, *, on_cpu: bool) -> bool:
-    """A paused service does not: no rollout would take its pods along."""
+def _moves(service: Object, settings: OperatorSettings, *, on_cpu: bool) -> bool:
+    """Does the service move to the installed image? A paused one does not: its pods would stay on the old image."""
     if dig(service, "spec", "paused"):
         return False
-    choice, newest = annotation(service, UPGRADE_ANNOTATION), newest_image(settings, on_cpu=on_cpu)
+    choice = annotation(service, UPGRADE_ANNOTATION)
     if choice == "false":
         return False
-    return choice in (newest, _tag(newest)) or place(uid_of(service)) < settings.runtime_upgrade_percent
+    installed = installed_image(settings, on_cpu=on_cpu)
+    return choice in (installed, _tag(installed)) or upgrade_rank(uid_of(service)) < settings.runtime_upgrade_percent
 
 
 def _tag(image: str) -> str:
-    """The release in an image's name; the image itself where it has a digest or no tag."""
+    """Tag of an image; the whole image if it has a digest or no tag."""
     tag = image.rpartition("/")[2].partition(":")[2]
     return image if "@" in image or not tag else tag
 
 
-def place(uid: str) -> int:
-    """0 to 99, the same for ever: a larger share holds all services of a smaller one."""
+def upgrade_rank(uid: str) -> int:
+    """Fixed number from 0 to 99 for a service: a larger share contains every service of a smaller one."""
     return int(digest({"uid": uid}), 16) % 100

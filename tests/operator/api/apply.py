@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
-from outrider_operator.inbound.reading import name_of
 from outrider_operator.kinds import kind_of
 from outrider_operator.kubernetes_api import APPLY_PATCH, yaml_text
+from outrider_operator.validation.reading import name_of
 
 NAMESPACE = "corpus"
 _PATH = f"/apis/outrider.dev/v1alpha1/namespaces/{NAMESPACE}/speculativeservices"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from outrider_operator.cluster_model import Object, Observed, OperatorSettings
 from outrider_operator.decide import decide
-from outrider_operator.model import Object, Observed, Settings
 
 from tests import corpus
 from tests.operator.api import generated
@@ -15,7 +15,7 @@ from tests.operator.api.apply import ApiServer, Refused
 
 pytestmark = pytest.mark.cluster
 
-_SETTINGS = Settings(
+_SETTINGS = OperatorSettings(
     runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1", allowed_host_paths=("/",)
 )
 _NOW = 1_800_000_000.0
@@ -74,7 +74,7 @@ def test_a_changed_manifest_gets_equal_verdicts_with_a_sentence_each(
 def _children(service: Object) -> list[Object]:
     """All that the operator would make for it on its first look."""
     spec = {**service["spec"], "metrics": {"source": "Pods"}, "paused": False}
-    plan = decide(Observed(service={**service, "spec": spec}, now=_NOW), _SETTINGS)
+    plan = decide(Observed(service={**service, "spec": spec}, at=_NOW), _SETTINGS)
     children = [*plan.create, *plan.apply]
     assert plan.status.conditions[0].status == "True", plan.status.conditions[0]
     assert children

@@ -17,9 +17,9 @@ import yaml
 from outrider_crds.runtime_config import boot_config, hot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.state import RuntimeState
-from outrider_operator import condition_metrics, demand_metrics, telemetry
-from outrider_operator.condition_metrics import ServiceConditions
-from outrider_operator.demand_metrics import ServiceDemand
+from outrider_operator.operator_metrics import condition_metrics, demand_metrics, telemetry
+from outrider_operator.operator_metrics.condition_metrics import ServiceConditions
+from outrider_operator.operator_metrics.demand_metrics import ServiceDemand
 from outrider_runtime.server.runtime_metrics import METRICS, RuntimeStateCollector
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics import MetricWrapperBase

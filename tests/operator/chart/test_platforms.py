@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
-from outrider_operator.condition_metrics import NAME
 from outrider_operator.kinds import SERVICE
+from outrider_operator.operator_metrics.condition_metrics import NAME
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import audit

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from outrider_crds.generate import crd
-from outrider_operator import condition_metrics, telemetry
 from outrider_operator.configuration import read_configuration
+from outrider_operator.operator_metrics import condition_metrics, telemetry
 from outrider_runtime.server.runtime_metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 

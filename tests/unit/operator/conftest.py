@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
 from outrider_operator.kinds import DEPLOYMENT, REPLICA_SET, SERVICE
 from outrider_operator.serving_pods import ServingPods
 
@@ -11,13 +11,13 @@ from tests.unit.operator.documents import deployment, document, replica_set
 
 
 @pytest.fixture
-def cache() -> Cache:
+def cache() -> ObjectCache:
     """Empty."""
-    return Cache()
+    return ObjectCache()
 
 
 @pytest.fixture
-def pods(cache: Cache) -> ServingPods:
+def pods(cache: ObjectCache) -> ServingPods:
     """Pods of the service `chat`, whose Deployment and ReplicaSet are in the cache."""
     cache.seen(SERVICE, document("chat", 1, uid="chat"))
     cache.seen(DEPLOYMENT, deployment())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_operator.model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SERVICE_LABEL, SERVING
+from outrider_operator.cluster_model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SERVICE_LABEL, SERVING
 
 OWNER = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "name": "chat", "uid": "chat-uid"}
 

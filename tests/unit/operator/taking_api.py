@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outrider_operator.kinds import Kind
+from outrider_operator.cluster_model import Object
+from outrider_operator.kinds import ResourceKind
 from outrider_operator.kubernetes_api import ApiError
-from outrider_operator.model import Object
 
 
 class TakingApi:
@@ -17,12 +17,12 @@ class TakingApi:
         self._refuses, self._status, self._causes = refuses, status, causes
         self._version = 10
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
         self.reads += 1
         return None
 
-    async def some(self, kind: Kind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
+    async def some(self, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del kind, namespace, fields, pages
         self.reads += 1
         return []

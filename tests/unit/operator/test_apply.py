@@ -6,14 +6,9 @@ import copy
 from typing import cast
 
 import pytest
-from outrider_operator.apply import Applier, ObserveAgain, Outcome
-from outrider_operator.cache import Cache
-from outrider_operator.decide.ownership import labels, owner_reference
-from outrider_operator.decide.profiling.sharing import deletion
-from outrider_operator.inbound.objects import MOST_AT_LEAST
-from outrider_operator.kinds import JOB, Kind, kind_of
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.model import (
+from outrider_operator.apply import Applier, ApplyOutcome, ObserveAgain
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     FIELD_MANAGER,
     MANAGED_BY_LABEL,
@@ -21,10 +16,15 @@ from outrider_operator.model import (
     PROFILING,
     SERVICE_LABEL,
     SERVING,
-    Identity,
     Object,
+    ServiceIdentity,
 )
+from outrider_operator.decide.ownership import labels, owner_reference
+from outrider_operator.decide.profiling.shared_objects import deletion
+from outrider_operator.kinds import JOB, ResourceKind, kind_of
+from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of
+from outrider_operator.validation.objects import MOST_AT_LEAST
 
 
 class Api:
@@ -36,7 +36,7 @@ class Api:
         self.applied: list[Object] = []
         self.preconditions: dict[str, str] = {}
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
         return self._present
 
@@ -71,7 +71,7 @@ def made(kind: str, component: str, service: str = "chat") -> Object:
             "resourceVersion": "5",
             "labels": labels(service, component),
             "ownerReferences": [
-                owner_reference(Identity(service, "ns", f"uid-{service}"), controller=component == "serving")
+                owner_reference(ServiceIdentity(service, "ns", f"uid-{service}"), controller=component == "serving")
             ],
         },
         "spec": {},
@@ -82,7 +82,9 @@ def made(kind: str, component: str, service: str = "chat") -> Object:
 async def test_whatever_the_api_server_says_against_a_write_is_a_refusal(status: int) -> None:
     """It answers 500 to a mount path that stands twice: no condition told of it, and nothing else was written."""
     api = Api(None, ApiError(status, "", "it does not like that"))
-    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
+        Plan(create=(made("Job", PROFILING),)), "ns"
+    )
     (refused,) = outcome.refused
     assert (refused.kind, refused.name, refused.message) == ("Job", "taken", "it does not like that")
     assert refused.component == PROFILING
@@ -104,7 +106,9 @@ def test_a_write_says_what_it_is_for(write: Write, component: str) -> None:
 async def test_a_conflict_is_no_refusal() -> None:
     """In a namespace with a quota the API server answers so where two creates met in the quota's count."""
     api = Api(None, ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"))
-    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
+        Plan(create=(made("Job", PROFILING),)), "ns"
+    )
     assert isinstance(outcome.stopped, ObserveAgain)
     assert outcome.refused == ()
 
@@ -113,7 +117,9 @@ async def test_a_conflict_is_no_refusal() -> None:
 async def test_an_api_server_that_is_busy_refuses_nothing(status: int) -> None:
     """A spec would be called wrong for a minute's load: the whole reconcile is tried again."""
     api = Api(None, ApiError(status, "", "later"))
-    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
+        Plan(create=(made("Job", PROFILING),)), "ns"
+    )
     assert outcome.refused == ()
     assert isinstance(outcome.stopped, ApiError)
 
@@ -127,7 +133,7 @@ async def test_what_was_refused_before_the_api_server_got_busy_is_told(monkeypat
 
     monkeypatch.setattr(api, "create", create)
     plan = Plan(create=(made("ConfigMap", SERVING), made("Job", PROFILING)))
-    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(plan, "ns")
+    outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(plan, "ns")
     assert [(each.kind, each.message) for each in outcome.refused] == [("ConfigMap", "no")]
     assert isinstance(outcome.stopped, ApiError)
 
@@ -138,10 +144,13 @@ async def test_what_was_refused_before_the_api_server_got_busy_is_told(monkeypat
 async def test_a_deletion_is_of_the_object_as_it_was_seen(seen: str | None, preconditions: dict[str, str]) -> None:
     """A Job's result that came meanwhile went with it."""
     job = made("Job", PROFILING)
-    api, cache = Api(job, ApiError(409, "Conflict", "the resourceVersion in the precondition is another one")), Cache()
+    api, cache = (
+        Api(job, ApiError(409, "Conflict", "the resourceVersion in the precondition is another one")),
+        ObjectCache(),
+    )
     cache.seen(JOB, job)
     plan = Plan(delete=(Delete("Job", "taken", "uid", seen),))
-    assert await Applier(cast(KubernetesApi, api), cache).carry_out(plan, "ns") == Outcome(())
+    assert await Applier(cast(KubernetesApi, api), cache).carry_out(plan, "ns") == ApplyOutcome(())
     assert api.preconditions == preconditions
     assert cache.get(JOB, "ns", "taken") is not None
 
@@ -187,13 +196,15 @@ async def test_the_first_change_of_an_object_takes_one_look(decided_on: str | No
     del wanted["metadata"]["resourceVersion"]
     wanted["metadata"] |= {"resourceVersion": decided_on} if decided_on else {}
     api = Api(present)
-    assert await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(apply=(wanted,)), "ns") == Outcome(())
+    assert await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
+        Plan(apply=(wanted,)), "ns"
+    ) == ApplyOutcome(())
     assert [document["metadata"].get("resourceVersion") for document in api.applied] == [applied_to]
 
 
 async def _refusals(present: Object, wanted: Object) -> list[str]:
     """Names of the writes that were refused; what was not is in the cache."""
-    cache = Cache()
+    cache = ObjectCache()
     applier = Applier(cast(KubernetesApi, Api(copy.deepcopy(present))), cache)
     outcome = await applier.carry_out(Plan(create=(wanted,)), "ns")
     assert bool(outcome.refused) != (cache.get(kind_of(wanted), "ns", "taken") is not None)
@@ -202,7 +213,7 @@ async def _refusals(present: Object, wanted: Object) -> list[str]:
 
 async def test_what_a_full_namespace_leaves_no_room_for_is_told_about() -> None:
     """Decisions do not find it either, and would create it again and again."""
-    cache = Cache()
+    cache = ObjectCache()
     for number in range(MOST_AT_LEAST):
         other = made("Job", PROFILING)
         other["metadata"] |= {"name": f"job-{number}", "uid": f"job-{number}"}
@@ -232,7 +243,7 @@ async def test_what_admission_rewrites_is_told_with_its_place() -> None:
     spec = {"template": {"containers": containers}}
     document = {**made("Deployment", SERVING), "apiVersion": "apps/v1", "spec": spec}
     api = Rewriting(document)
-    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(apply=(document,)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(Plan(apply=(document,)), "ns")
     (told,) = outcome.refused
     assert told.is_stored
     place = "spec.template.containers[runtime].imagePullPolicy"
@@ -242,7 +253,7 @@ async def test_what_admission_rewrites_is_told_with_its_place() -> None:
 async def test_an_annotation_that_admission_throws_away_is_told() -> None:
     api = Rewriting(made("Pod", SERVING))
     mark = Annotate("taken", "uid", {"outrider.dev/product": "cpu"})
-    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(annotate=(mark,)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(Plan(annotate=(mark,)), "ns")
     (told,) = outcome.refused
     assert told.is_stored
     assert "metadata.annotations" in told.message

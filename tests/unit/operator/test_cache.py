@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_operator.cache import Cache
-from outrider_operator.inbound.objects import MOST_A_SERVICE, MOST_AT_LEAST
-from outrider_operator.inbound.reading import name_of
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import SERVICE_LABEL
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, SERVICE
-from outrider_operator.model import SERVICE_LABEL
+from outrider_operator.validation.objects import MOST_A_SERVICE, MOST_AT_LEAST
+from outrider_operator.validation.reading import name_of
 
 from tests.unit.operator.documents import document, labels
 
@@ -22,13 +22,13 @@ def told() -> Told:
 
 
 @pytest.fixture
-def cache(told: Told) -> Cache:
-    cache = Cache()
+def cache(told: Told) -> ObjectCache:
+    cache = ObjectCache()
     cache.subscribe(lambda kind, document: told.append((kind.kind, document["metadata"]["name"])))
     return cache
 
 
-def test_a_status_write_of_its_own_wakes_nobody(cache: Cache, told: Told) -> None:
+def test_a_status_write_of_its_own_wakes_nobody(cache: ObjectCache, told: Told) -> None:
     """Otherwise every write would be followed by a reconcile, and each reconcile might write."""
     cache.seen(SERVICE, document("chat", 1, status={"replicas": 0}))
     cache.seen(SERVICE, document("chat", 2, status={"replicas": 1}))
@@ -38,13 +38,13 @@ def test_a_status_write_of_its_own_wakes_nobody(cache: Cache, told: Told) -> Non
     assert kept["status"] == {"replicas": 1}
 
 
-def test_a_childs_status_wakes_its_service(cache: Cache, told: Told) -> None:
+def test_a_childs_status_wakes_its_service(cache: ObjectCache, told: Told) -> None:
     cache.seen(DEPLOYMENT, document("chat", 1, status={"replicas": 0}))
     cache.seen(DEPLOYMENT, document("chat", 2, status={"replicas": 1}))
     assert len(told) == 2
 
 
-def test_the_watch_brings_back_no_older_state(cache: Cache, told: Told) -> None:
+def test_the_watch_brings_back_no_older_state(cache: ObjectCache, told: Told) -> None:
     """The answer to a write is newer than what the watch still has to deliver."""
     cache.wrote(DEPLOYMENT, document("chat", 7, spec={"replicas": 3}))
     cache.seen(DEPLOYMENT, document("chat", 5, spec={"replicas": 1}))
@@ -54,7 +54,7 @@ def test_the_watch_brings_back_no_older_state(cache: Cache, told: Told) -> None:
     assert told == []
 
 
-def test_a_relist_drops_what_went_unseen(cache: Cache, told: Told) -> None:
+def test_a_relist_drops_what_went_unseen(cache: ObjectCache, told: Told) -> None:
     """A deletion while the watch was broken; objects of other namespaces are not in this list."""
     for name, namespace in (("gone", "ns"), ("kept", "ns"), ("elsewhere", "other")):
         cache.seen(DEPLOYMENT, document(name, 1, namespace=namespace))
@@ -66,7 +66,7 @@ def test_a_relist_drops_what_went_unseen(cache: Cache, told: Told) -> None:
     assert {document["metadata"]["name"] for document in cache.all(DEPLOYMENT)} == {"kept", "elsewhere"}
 
 
-def test_the_end_of_an_old_object_is_not_that_of_its_successor(cache: Cache) -> None:
+def test_the_end_of_an_old_object_is_not_that_of_its_successor(cache: ObjectCache) -> None:
     """Deleted and made anew under the same name: the late news of the first must not remove the second."""
     cache.seen(DEPLOYMENT, document("chat", 1, uid="first"))
     cache.seen(DEPLOYMENT, document("chat", 3, uid="second"))
@@ -74,7 +74,7 @@ def test_the_end_of_an_old_object_is_not_that_of_its_successor(cache: Cache) -> 
     assert cache.get(DEPLOYMENT, "ns", "chat") is not None
 
 
-def test_a_list_does_not_make_newer_objects_vanish(cache: Cache, told: Told) -> None:
+def test_a_list_does_not_make_newer_objects_vanish(cache: ObjectCache, told: Told) -> None:
     """A service that is created while the resync reads its list was forgotten until the next resync."""
     relist = cache.relist(SERVICE, None)
     relist.page([])
@@ -84,7 +84,7 @@ def test_a_list_does_not_make_newer_objects_vanish(cache: Cache, told: Told) -> 
     assert told == [(SERVICE.kind, "new")]
 
 
-def test_a_list_does_not_bring_back_what_went_meanwhile(cache: Cache) -> None:
+def test_a_list_does_not_bring_back_what_went_meanwhile(cache: ObjectCache) -> None:
     """Deleted while the list was under way: nothing would take it out of the cache again."""
     cache.seen(SERVICE, document("chat", 3))
     relist = cache.relist(SERVICE, None)
@@ -94,7 +94,7 @@ def test_a_list_does_not_bring_back_what_went_meanwhile(cache: Cache) -> None:
     assert cache.get(SERVICE, "ns", "chat") is None
 
 
-def test_a_services_objects_are_found_without_a_scan(cache: Cache) -> None:
+def test_a_services_objects_are_found_without_a_scan(cache: ObjectCache) -> None:
     """By namespace and label; an object that changes its label is found under the new one only."""
     cache.seen(CONFIG_MAP, document("chat", 1))
     cache.seen(CONFIG_MAP, document("other", 1, namespace="elsewhere", uid="other"))
@@ -106,7 +106,7 @@ def test_a_services_objects_are_found_without_a_scan(cache: Cache) -> None:
     assert len(cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "mail")) == 1
 
 
-def test_what_carries_no_owner_of_outriders_is_not_kept(cache: Cache, told: Told) -> None:
+def test_what_carries_no_owner_of_outriders_is_not_kept(cache: ObjectCache, told: Told) -> None:
     """600 foreign ConfigMaps of 900 kB with the operator's label ended it for everybody."""
     foreign = document("foreign", 1, data={"blob": "x" * 900_000})
     foreign["metadata"]["ownerReferences"] = []
@@ -115,7 +115,7 @@ def test_what_carries_no_owner_of_outriders_is_not_kept(cache: Cache, told: Told
     assert told == []
 
 
-def test_contents_that_were_read_stay_until_the_object_changes(cache: Cache, told: Told) -> None:
+def test_contents_that_were_read_stay_until_the_object_changes(cache: ObjectCache, told: Told) -> None:
     """Watches report metadata: what a decision read must neither be read again for each look nor outlive a change."""
     cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
     assert told == [(CONFIG_MAP.kind, "profile")]
@@ -128,7 +128,7 @@ def test_contents_that_were_read_stay_until_the_object_changes(cache: Cache, tol
     assert len(told) == 2
 
 
-def test_contents_that_are_newer_than_the_watch_are_news(cache: Cache, told: Told) -> None:
+def test_contents_that_are_newer_than_the_watch_are_news(cache: ObjectCache, told: Told) -> None:
     """Others share the profile, and the watch will not repeat what is known."""
     cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
     cache.completed(CONFIG_MAP, document("profile", 4, data={"target.json": "{}"}))
@@ -137,7 +137,7 @@ def test_contents_that_are_newer_than_the_watch_are_news(cache: Cache, told: Tol
     assert _kept(cache)["data"] == {"target.json": "{}"}
 
 
-def test_a_label_that_was_away_makes_nothing_invisible(cache: Cache, told: Told) -> None:
+def test_a_label_that_was_away_makes_nothing_invisible(cache: ObjectCache, told: Told) -> None:
     """`kubectl label deploy chat app.kubernetes.io/managed-by=Helm`, and back: its service said Ready=False over
     serving pods for ever. To a watch with a selector the object was deleted."""
     cache.seen(DEPLOYMENT, document("chat", 1))
@@ -151,7 +151,7 @@ def test_a_label_that_was_away_makes_nothing_invisible(cache: Cache, told: Told)
 
 
 @pytest.mark.parametrize("services", [0, 2])
-def test_of_a_kind_no_more_is_kept_than_the_services_of_a_namespace_can_have(cache: Cache, services: int) -> None:
+def test_of_a_kind_no_more_is_kept_than_the_services_of_a_namespace_can_have(cache: ObjectCache, services: int) -> None:
     """24,000 ConfigMaps of 15 kB with a typed-in owner were all the operator's memory."""
     for number in range(services):
         cache.seen(SERVICE, document(f"s-{number}", 1, uid=f"s-{number}"))
@@ -164,7 +164,7 @@ def test_of_a_kind_no_more_is_kept_than_the_services_of_a_namespace_can_have(cac
     assert cache.get(CONFIG_MAP, "ns", "chat-0") == cache.within(CONFIG_MAP, "ns")[-1], "what is there may change"
 
 
-def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:
+def test_an_object_that_loses_its_owner_goes(cache: ObjectCache, told: Told) -> None:
     cache.seen(DEPLOYMENT, document("chat", 1))
     orphan = document("chat", 2)
     orphan["metadata"]["ownerReferences"] = []
@@ -178,7 +178,7 @@ def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:
     [{"heartbeat": "12:05"}, {"ready": "False"}, {"unschedulable": True}],
     ids=["heartbeat", "ready", "cordoned"],
 )
-def test_what_no_decision_reads_of_a_node_wakes_nobody(cache: Cache, told: Told, news: dict[str, Any]) -> None:
+def test_what_no_decision_reads_of_a_node_wakes_nobody(cache: ObjectCache, told: Told, news: dict[str, Any]) -> None:
     """Kubelets report every few minutes; on a large cluster that would be a storm."""
     cache.seen(NODE, _node("node", 1))
     cache.seen(NODE, _node("node", 2, **news))
@@ -187,7 +187,7 @@ def test_what_no_decision_reads_of_a_node_wakes_nobody(cache: Cache, told: Told,
 
 def test_a_cleared_cache_takes_versions_of_a_restored_backup() -> None:
     """Versions only grew, so that stale specs and services of the future stayed until a restart."""
-    cache, news = Cache(), list[str]()
+    cache, news = ObjectCache(), list[str]()
     cache.subscribe(lambda _, changed: news.append(name_of(changed)))
     cache.seen(SERVICE, document("chat", 900))
     cache.listed(SERVICE, None, {("ns", "chat")}, 950)
@@ -204,7 +204,7 @@ def _metadata_of(name: str, version: int) -> dict[str, Any]:
     return document(name, version) | {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
 
 
-def _kept(cache: Cache) -> dict[str, Any]:
+def _kept(cache: ObjectCache) -> dict[str, Any]:
     found = cache.get(CONFIG_MAP, "ns", "profile")
     assert found is not None
     assert found["kind"] == CONFIG_MAP.kind

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from outrider_operator.cache import Cache, Relist, version_of
-from outrider_operator.inbound.reading import uid_of
+from outrider_operator.cache import ObjectCache, Relist, version_of
 from outrider_operator.kinds import DEPLOYMENT
+from outrider_operator.validation.reading import uid_of
 
 from tests.unit.operator.documents import OWNER, labels
 
@@ -33,7 +33,7 @@ class _Interleavings(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.cache = Cache()
+        self.cache = ObjectCache()
         self.server: dict[str, dict[str, Any]] = {}
         self.unlabelled: dict[str, dict[str, Any]] = {}
         self.version = 0

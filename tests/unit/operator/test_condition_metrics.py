@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_operator.cache import Cache
-from outrider_operator.condition_metrics import DraftCanaries, ServiceConditions
+from outrider_operator.cache import ObjectCache
 from outrider_operator.kinds import SERVICE
+from outrider_operator.operator_metrics.condition_metrics import DraftCanaries, ServiceConditions
 from prometheus_client import CollectorRegistry, generate_latest
 
 
@@ -19,7 +19,7 @@ def condition(type_: str, status: str, reason: str) -> dict[str, Any]:
     return {"type": type_, "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}
 
 
-def scrape(cache: Cache) -> list[str]:
+def scrape(cache: ObjectCache) -> list[str]:
     registry = CollectorRegistry()
     registry.register(ServiceConditions(lambda: cache.all(SERVICE)))
     registry.register(DraftCanaries(lambda: cache.all(SERVICE)))
@@ -28,7 +28,7 @@ def scrape(cache: Cache) -> list[str]:
 
 def test_each_condition_is_one_series_that_moves_with_it_and_goes_with_the_service() -> None:
     """An alert must neither fire for a service that was deleted nor see two reasons at once."""
-    cache = Cache()
+    cache = ObjectCache()
     cache.seen(SERVICE, service("chat", 1, condition("Ready", "False", "NoReadyEndpoint")))
     labels = 'outrider_namespace="a",outrider_service="chat",reason="{}",status="{}",type="Ready"'
     assert scrape(cache) == [f"outrider_service_condition{{{labels.format('NoReadyEndpoint', 'False')}}} 1.0"]
@@ -41,7 +41,7 @@ def test_each_condition_is_one_series_that_moves_with_it_and_goes_with_the_servi
 
 def test_a_status_that_cannot_be_read_costs_its_own_series_only() -> None:
     """A scrape that fails as a whole would blind every alert."""
-    cache = Cache()
+    cache = ObjectCache()
     cache.seen(SERVICE, service("odd", 1, {"type": "Ready"}, replicas="many"))
     cache.seen(SERVICE, service("chat", 1, condition("Ready", "True", "EndpointReady")))
     assert len(scrape(cache)) == 1
@@ -49,7 +49,7 @@ def test_a_status_that_cannot_be_read_costs_its_own_series_only() -> None:
 
 def test_a_condition_of_a_later_release_costs_its_own_series_only() -> None:
     """After a rollback the whole status read as none: every alert was blind, every verdict set anew."""
-    cache = Cache()
+    cache = ObjectCache()
     conditions = [condition("OfTomorrow", "True", "New"), condition("Ready", "True", "EndpointReady")]
     cache.seen(SERVICE, service("chat", 1, *conditions))
     assert len(scrape(cache)) == 1
@@ -57,7 +57,7 @@ def test_a_condition_of_a_later_release_costs_its_own_series_only() -> None:
 
 def test_a_draft_canary_has_its_phase_requests_and_gain() -> None:
     """A dashboard shows what the status says; before the first judgement there is no gain, not one of 0."""
-    cache = Cache()
+    cache = ObjectCache()
     rollout = {"phase": "Failed", "cause": "Worse", "requests": 812, "gainPercent": "-4.1"}
     cache.seen(SERVICE, service("chat", 1, rollout=rollout))
     owner = 'outrider_namespace="a",outrider_service="chat"'

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from outrider_crds.base import seconds
+from outrider_operator.cluster_model import OperatorSettings
 from outrider_operator.configuration import ConfigurationError, read_configuration
-from outrider_operator.model import Settings
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -35,7 +35,7 @@ def test_defaults_are_those_of_the_chart_and_of_the_page() -> None:
     ):
         assert seconds(values[value]) == default_s
         assert f"| `OUTRIDER_{variable}` | `{values[value]}` |" in page
-    assert Settings(runtime_image="", runtime_cpu_image="").window_s == configuration.metrics_window_s
+    assert OperatorSettings(runtime_image="", runtime_cpu_image="").window_s == configuration.metrics_window_s
 
 
 def test_values_are_read_in_their_units() -> None:

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 from outrider_operator import lease as module
-from outrider_operator.kinds import Kind
+from outrider_operator.cluster_model import Object
+from outrider_operator.kinds import ResourceKind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.lease import Lease
-from outrider_operator.model import Object
 
 
 class Api:
@@ -23,7 +23,7 @@ class Api:
         self.lease: Object | None = None
         self.version = 100
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
         self.asked += 1
         if self.away:
@@ -52,14 +52,14 @@ async def test_a_renewal_that_fails_for_a_moment_loses_nothing(monkeypatch: pyte
     api = Api()
     lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
     await lease.acquire()
-    keeping = asyncio.create_task(lease.keep())
+    keeping = asyncio.create_task(lease.renew())
     api.away, before = True, api.asked
     while api.asked < before + 3:
         await asyncio.sleep(0)
-    assert lease.held
+    assert lease.is_held
     api.away = False
     await asyncio.sleep(0.05)
-    assert lease.held
+    assert lease.is_held
     keeping.cancel()
 
 
@@ -70,8 +70,8 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up() -> None:
     lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
     await lease.acquire()
     api.away = True
-    await asyncio.wait_for(lease.keep(), 60)
-    assert not lease.held
+    await asyncio.wait_for(lease.renew(), 60)
+    assert not lease.is_held
 
 
 @pytest.mark.usefixtures("quick")
@@ -84,8 +84,8 @@ async def test_a_lease_that_another_took_is_given_up_at_once(monkeypatch: pytest
     api.lease = None
     other = Lease(cast(KubernetesApi, api), "ns", "lease", "other")
     await other.acquire()
-    await asyncio.wait_for(lease.keep(), 60)
-    assert not lease.held
+    await asyncio.wait_for(lease.renew(), 60)
+    assert not lease.is_held
 
 
 @pytest.mark.usefixtures("quick")
@@ -113,7 +113,7 @@ async def test_a_restored_backup_ends_the_claim(monkeypatch: pytest.MonkeyPatch)
     await lease.acquire()
     assert api.lease is not None
     api.lease["metadata"]["resourceVersion"], api.version = "40", 40
-    await asyncio.wait_for(lease.keep(), 60)
-    assert not lease.held
+    await asyncio.wait_for(lease.renew(), 60)
+    assert not lease.is_held
     await asyncio.wait_for(lease.acquire(), 60)
-    assert lease.held
+    assert lease.is_held

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import aiohttp
-from outrider_operator.metrics_page import MetricsPage, serving
+from outrider_operator.operator_metrics.metrics_page import MetricsPage, serving
 
 from tests.ports import free_port
 

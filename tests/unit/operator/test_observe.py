@@ -8,17 +8,27 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import JOB_NAME_LABEL, PROFILING, SHARED_PROFILE, Object
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.profiling.job_outcome import pod_of
-from outrider_operator.inbound.reading import name_of
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, NETWORK_POLICY, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    EVENT,
+    JOB,
+    NETWORK_POLICY,
+    POD,
+    REPLICA_SET,
+    SERVICE,
+    ResourceKind,
+)
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.measurements import Measurements
-from outrider_operator.model import JOB_NAME_LABEL, PROFILING, SHARED_PROFILE, Object
-from outrider_operator.observe import Observer, node_in_the_making, standing_warning
+from outrider_operator.observe import Observer, current_warning, node_in_the_making
+from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
+from outrider_operator.validation.reading import name_of
 
 from tests.unit.operator.decide.world import SETTINGS, manifest
 from tests.unit.operator.documents import deployment, document, pod, replica_set
@@ -34,13 +44,13 @@ class Api:
         self.events: list[Object] = [{"type": "Warning", "reason": "FailedMount", "message": "no such volume"}]
         self._config_map = config_map
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         del namespace
         self.asked.append(f"{kind.kind} {name}")
         held = self._config_map
         return held if held is not None and (kind, name) == (CONFIG_MAP, name_of(held)) else None
 
-    async def some(self, kind: Kind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
+    async def some(self, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del fields
         self.asked.append(kind.kind)
         if self._error is not None:
@@ -54,7 +64,7 @@ class Api:
 @pytest.mark.parametrize(("age_s", "asked"), [(1, 0), (60, 1)])
 async def test_events_are_read_only_of_pods_that_are_late(age_s: float, asked: int) -> None:
     """Each rollout asked for the Events of each new pod, which has a container moments later."""
-    api, cache = Api(), Cache()
+    api, cache = Api(), ObjectCache()
     observer = _observer(api, cache)
     for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(age_s))):
         cache.seen(kind, child)
@@ -69,7 +79,7 @@ async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], 
     """A quota on pods: nothing but the Job's own Events says why it does not begin."""
     job = document("outrider-profile-x", 3) | {"status": {"conditions": conditions}}
     job["metadata"]["labels"] = labels("chat", PROFILING)
-    api, cache = Api(), Cache()
+    api, cache = Api(), ObjectCache()
     cache.seen(JOB, job)
     observed = await _observer(api, cache).observe(_service(), ())
     assert list(observed.warnings) == ["outrider-profile-x"] * asked
@@ -77,7 +87,7 @@ async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], 
 
 async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,500 suspended Jobs and as many pods, made by a tenant, were two million comparisons a look."""
-    cache, walked = Cache(), list[Object]()
+    cache, walked = ObjectCache(), list[Object]()
     for number in range(20):
         job, its_pod = document(f"outrider-profile-{number}", 3), document(f"pod-{number}", 3)
         job["metadata"]["labels"] = labels("chat", PROFILING)
@@ -99,7 +109,7 @@ async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), ApiError(403, "Forbidden", "no")])
 async def test_events_that_cannot_be_read_end_no_look(error: Exception) -> None:
     """A time-out had the whole reconcile tried again, without a plan, of just the services in trouble."""
-    api, cache = Api(error=error), Cache()
+    api, cache = Api(error=error), ObjectCache()
     observer = _observer(api, cache)
     for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(60))):
         cache.seen(kind, child)
@@ -111,9 +121,9 @@ async def test_events_that_cannot_be_read_end_no_look(error: Exception) -> None:
 async def test_the_policies_of_a_namespace_are_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of up to seven looks of each service with a silent pod listed them, and saw the first 25 only. One of a
     megabyte is nobody's to keep."""
-    api, cache = Api(), Cache()
+    api, cache = Api(), ObjectCache()
     observer = _observer(api, cache)
-    monkeypatch.setattr(Measurements, "unheard", lambda *_: {"pod": "silent"})
+    monkeypatch.setattr(Measurements, "unreachable", lambda *_: {"pod": "silent"})
     for _ in range(3):
         observed = await observer.observe(_service(), ())
         assert [len(each["spec"]["x"]) for each in observed.network_policies] == [1]
@@ -122,7 +132,7 @@ async def test_the_policies_of_a_namespace_are_read_now_and_then(monkeypatch: py
 
 async def test_what_went_before_it_was_read_is_forgotten() -> None:
     """Else each look would ask for it again, until the watch brings its end."""
-    api, cache = Api(), Cache()
+    api, cache = Api(), ObjectCache()
     cache.seen(CONFIG_MAP, document("chat-hot", 3) | {"kind": "PartialObjectMetadata"})
     await _observer(api, cache).read("ns", ["chat-hot"])
     assert api.asked == ["ConfigMap chat-hot"]
@@ -134,7 +144,7 @@ async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_
     """Typed in by hand, without `data`: it looked like one whose contents were not shown yet."""
     hot = document("chat-hot", 3) | {"kind": CONFIG_MAP.kind}
     hot["metadata"] |= {"ownerReferences": owners, "labels": labels("chat")}
-    api, cache = Api(hot), Cache()
+    api, cache = Api(hot), ObjectCache()
     cache.seen(CONFIG_MAP, hot | {"kind": "PartialObjectMetadata"})
     plan = decide(await _observer(api, cache).observe(_service(), ()), SETTINGS)
     assert api.asked.count("ConfigMap chat-hot") == 1
@@ -142,7 +152,7 @@ async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_
     assert "chat-hot" in [each["metadata"]["name"] for each in plan.apply]
 
 
-def _observer(api: Api, cache: Cache) -> Observer:
+def _observer(api: Api, cache: ObjectCache) -> Observer:
     pods = ServingPods(cache)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
     settings = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=("platform", "ns"))
@@ -189,15 +199,15 @@ PULLING = _event("Pulling", 22, "Normal")
 def test_a_warning_that_a_pod_has_left_behind_counts_no_more(events: list[Object], warning: str) -> None:
     """A pod that waited for its node to be made "could not start: 0/12 nodes" during a pull of 10 GB."""
     its_pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "n"}, "status": {"conditions": [PLACED]}}
-    assert standing_warning(events, its_pod) == warning
+    assert current_warning(events, its_pod) == warning
 
 
 def test_a_warning_of_a_job_without_a_pod_stands() -> None:
     """A quota on pods, until a pod can be made."""
     job: Object = {"metadata": {"name": "j"}, "status": {}}
     events = [_event("FailedCreate", 10), _event("Suspended", 5, "Normal")]
-    assert standing_warning(events, job) == "FailedCreate: said"
-    assert standing_warning([*events, _event("SuccessfulCreate", 11, "Normal")], job) == ""
+    assert current_warning(events, job) == "FailedCreate: said"
+    assert current_warning([*events, _event("SuccessfulCreate", 11, "Normal")], job) == ""
 
 
 KARPENTER = {"reportingComponent": "karpenter"}
@@ -225,7 +235,7 @@ def test_the_newest_word_of_an_autoscaler_says_if_a_node_is_made(events: list[Ob
 
 async def test_events_of_a_pod_without_a_node_are_read() -> None:
     """No watch brings them."""
-    api, cache = Api(), Cache()
+    api, cache = Api(), ObjectCache()
     pending = _created(60)
     del pending["spec"]["nodeName"]
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -240,7 +250,7 @@ async def test_events_of_a_pod_without_a_node_are_read() -> None:
 
 async def test_shared_profiles_are_those_of_the_operators_namespace() -> None:
     """A tenant's ConfigMap with their name and labels would have set every other tenant's step times."""
-    cache = Cache()
+    cache = ObjectCache()
     for namespace in ("outrider-system", "tenant", "ns"):
         forged = document("outrider-shared-profile-a", 1, namespace, uid=namespace)
         forged["metadata"] |= {"labels": document_labels(None, SHARED_PROFILE), "ownerReferences": []}
@@ -266,7 +276,7 @@ async def test_only_the_platforms_jobs_are_awaited(
     namespace: str, age_s: float, status: Object, is_awaited: bool
 ) -> None:
     """A tenant's Job of that name, or one that waits for a GPU for an hour, would have stopped the others."""
-    cache, job = Cache(), document("outrider-profile-a", 1, namespace, status=status)
+    cache, job = ObjectCache(), document("outrider-profile-a", 1, namespace, status=status)
     created = datetime.fromtimestamp(time.time() - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     job["metadata"] |= {"labels": document_labels(None, PROFILING), "creationTimestamp": created}
     cache.seen(JOB, job)

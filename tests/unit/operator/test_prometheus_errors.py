@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_operator.metrics.prometheus import Connection, PrometheusFigures
+from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures
 from outrider_operator.work_queue import Key
 
 from tests.ports import free_port

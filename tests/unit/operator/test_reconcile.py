@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import pytest
 from outrider_operator.apply import Applier
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import Observed, OperatorSettings
 from outrider_operator.decide import decide
 from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.measurements import Measurements
-from outrider_operator.model import Observed, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.refusals import PATIENCE
+from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
@@ -90,7 +90,7 @@ async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
     turns: list[int] = []
     turn = 0
 
-    def noting(observed: Observed, settings: Settings) -> Plan:
+    def noting(observed: Observed, settings: OperatorSettings) -> Plan:
         turns.append(turn)
         return decide(observed, settings)
 
@@ -106,12 +106,12 @@ async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
 
 
 def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
-    cache = Cache()
+    cache = ObjectCache()
     metadata = {"name": "chat", "namespace": "ns", "uid": "chat", "resourceVersion": "1", "generation": 1}
     cache.seen(SERVICE, {**manifest(), "metadata": metadata})
     pods, client = ServingPods(cache), cast(KubernetesApi, api)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
-    settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
+    settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
     observer = Observer(client, cache, pods, measurements, settings, watch_nodes=True)
     return Reconciler(
         cache,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from outrider_operator.model import Rejection
-from outrider_operator.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, Refusals
+from outrider_operator.cluster_model import ApiRefusal
+from outrider_operator.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, RefusalBackoff
 
-ONE, OTHER = (Rejection("ConfigMap", name, "serving", "quota", write=name) for name in ("one", "other"))
+ONE, OTHER = (ApiRefusal("ConfigMap", name, "serving", "quota", write=name) for name in ("one", "other"))
 
 
 def test_a_refused_write_waits_longer_each_time() -> None:
     """Neither a tight loop against the API server nor an hour after the quota was raised."""
-    refusals, now, pauses = Refusals(1), 0.0, []
+    refusals, now, pauses = RefusalBackoff(1), 0.0, []
     for _ in range(8):
         refusals.note([ONE], now)
         assert refusals.in_force(now) == (ONE,)
@@ -26,7 +26,7 @@ def test_a_refused_write_waits_longer_each_time() -> None:
 
 def test_a_refusal_stays_in_force_while_others_are_tried() -> None:
     """One that is not due was not tried: that nothing is said of it does not mean that it was accepted."""
-    refusals = Refusals(1)
+    refusals = RefusalBackoff(1)
     refusals.note([ONE], 0.0)
     refusals.note([OTHER], 1.0)
     assert refusals.in_force(1.0) == (ONE, OTHER)
@@ -36,7 +36,7 @@ def test_a_refusal_stays_in_force_while_others_are_tried() -> None:
 
 
 def test_what_is_accepted_at_last_is_forgotten() -> None:
-    refusals = Refusals(1)
+    refusals = RefusalBackoff(1)
     refusals.note([ONE], 0.0)
     refusals.note([], 3.0)
     assert refusals.due_in_s(3.0) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
 from outrider_operator.decide.ownership import selector
 from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
 from outrider_operator.serving_pods import ServingPods
@@ -14,7 +14,7 @@ from tests.unit.operator.documents import deployment, document, labels, owned_by
 CHAT = Key("ns", "chat")
 
 
-def test_a_pod_without_a_service_label_is_nobodys(cache: Cache, pods: ServingPods) -> None:
+def test_a_pod_without_a_service_label_is_nobodys(cache: ObjectCache, pods: ServingPods) -> None:
     """`kubectl label pod ... outrider.dev/service-` ended the operator for everybody."""
     cache.seen(POD, pod("mine"))
     cache.seen(POD, pod("stray", service=None))
@@ -24,14 +24,14 @@ def test_a_pod_without_a_service_label_is_nobodys(cache: Cache, pods: ServingPod
 
 
 @pytest.mark.parametrize("owner", [None, "their-rs"])
-def test_a_foreign_pod_with_the_labels_does_not_count(cache: Cache, pods: ServingPods, owner: str | None) -> None:
+def test_a_foreign_pod_with_the_labels_does_not_count(cache: ObjectCache, pods: ServingPods, owner: str | None) -> None:
     """It counted as ready."""
     cache.seen(POD, pod("foreign", owner=owner))
     assert pods.of(CHAT) == ()
     assert pods.documents(CHAT) == ()
 
 
-def test_pods_come_before_what_owns_them(cache: Cache) -> None:
+def test_pods_come_before_what_owns_them(cache: ObjectCache) -> None:
     """Watches of two kinds bring their news in any order."""
     pods = ServingPods(cache)
     cache.seen(POD, pod("early"))
@@ -41,7 +41,7 @@ def test_pods_come_before_what_owns_them(cache: Cache) -> None:
     assert [each.name for each in pods.of(CHAT)] == ["early"]
 
 
-def test_pods_of_an_orphaned_replica_set_stay(cache: Cache, pods: ServingPods) -> None:
+def test_pods_of_an_orphaned_replica_set_stay(cache: ObjectCache, pods: ServingPods) -> None:
     """The Deployment was deleted by hand and its pods kept: the new one adopts them, and they serve meanwhile."""
     cache.seen(POD, pod("mine"))
     orphan = replica_set(version=2)
@@ -51,7 +51,7 @@ def test_pods_of_an_orphaned_replica_set_stay(cache: Cache, pods: ServingPods) -
     assert [each.name for each in pods.of(CHAT)] == ["mine"]
 
 
-def test_pods_of_a_replica_set_that_nobody_will_adopt_do_not_count(cache: Cache, pods: ServingPods) -> None:
+def test_pods_of_a_replica_set_that_nobody_will_adopt_do_not_count(cache: ObjectCache, pods: ServingPods) -> None:
     """Made by hand with the operator's own labels, which any tenant may write: its pods counted as ready."""
     foreign = document("theirs", 1, uid="their-rs", spec={"replicas": 1})
     foreign["metadata"] |= {"ownerReferences": [], "labels": labels("chat")}
@@ -60,7 +60,7 @@ def test_pods_of_a_replica_set_that_nobody_will_adopt_do_not_count(cache: Cache,
     assert pods.of(CHAT) == ()
 
 
-def test_a_pod_that_got_ready_is_ready_whoever_said_so_first(cache: Cache, pods: ServingPods) -> None:
+def test_a_pod_that_got_ready_is_ready_whoever_said_so_first(cache: ObjectCache, pods: ServingPods) -> None:
     """The answer to a write of the operator's own did, and what the watch said later was old news: nobody asked it."""
     cache.seen(POD, pod("mine", 1, ready=False))
     cache.wrote(POD, pod("mine", 3))
@@ -69,21 +69,21 @@ def test_a_pod_that_got_ready_is_ready_whoever_said_so_first(cache: Cache, pods:
     assert [each.ready for each in pods.of(CHAT)] == [True]
 
 
-def test_a_pod_that_went_is_forgotten(cache: Cache, pods: ServingPods) -> None:
+def test_a_pod_that_went_is_forgotten(cache: ObjectCache, pods: ServingPods) -> None:
     cache.seen(POD, pod("mine"))
     assert pods.services() == [CHAT]
     cache.gone(POD, pod("mine"))
     assert pods.services() == []
 
 
-def test_only_an_ip_address_is_asked(cache: Cache, pods: ServingPods) -> None:
+def test_only_an_ip_address_is_asked(cache: ObjectCache, pods: ServingPods) -> None:
     """The address becomes part of a URL."""
     cache.seen(POD, pod("odd", address="10.0.0.1@elsewhere/"))
     cache.seen(POD, pod("six", address="fd00::1"))
     assert {each.name: each.address for each in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}
 
 
-def test_pods_of_a_draft_canary_count_and_those_of_no_other_deployment(cache: Cache, pods: ServingPods) -> None:
+def test_pods_of_a_draft_canary_count_and_those_of_no_other_deployment(cache: ObjectCache, pods: ServingPods) -> None:
     """Its Deployment is the service's second: the name alone tells it from a tenant's."""
     for name in ("chat-canary", "chat-copy"):
         second = document(name, 1, uid=f"{name}-deployment")

@@ -11,18 +11,18 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from outrider_crds.state import RuntimeState
-from outrider_operator.cache import Cache
-from outrider_operator.inbound.states import MOST_BYTES
-from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.cache import ObjectCache
 from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
-from outrider_operator.metrics.pods import PodStates
-from outrider_operator.metrics.state_endpoint import StateEndpoint
+from outrider_operator.service_metrics.pod_polls import PodStates
+from outrider_operator.service_metrics.state_endpoint import StateEndpoint
 from outrider_operator.serving_pods import ServingPods
+from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.states import MOST_BYTES
 from outrider_operator.work_queue import Key
 
 from tests.ports import free_port
 from tests.unit.operator.documents import deployment, document, pod, replica_set
-from tests.unit.operator.inbound.test_states import STATE
+from tests.unit.operator.validation.test_states import STATE
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 BODY = json.dumps(STATE).encode()
@@ -98,14 +98,14 @@ async def _hangs_up(writer: asyncio.StreamWriter) -> None:
 async def test_a_hostile_answer_is_none_and_has_a_reason(answer: Answer, reason: str) -> None:
     """In bounded time and memory, without an exception."""
     found = await asyncio.wait_for(_ask(answer, timeout_s=0.5 if reason == "TooSlow" else SOON_S), 2 * SOON_S)
-    assert isinstance(found, Unfit)
+    assert isinstance(found, InvalidInput)
     assert found.reason == reason
 
 
 async def test_a_pod_that_is_not_there_is_told_of_in_words() -> None:
     """It stands in Updated: `ClientConnectorError(ConnectionKey(host=...` did."""
     endpoint = StateEndpoint(free_port(), SOON_S)
-    assert await endpoint.ask("127.0.0.1") == Unfit("state", "NoAnswer", "Connection refused")
+    assert await endpoint.ask("127.0.0.1") == InvalidInput("state", "NoAnswer", "Connection refused")
     await endpoint.close()
 
 
@@ -117,10 +117,12 @@ async def test_a_redirect_is_not_followed() -> None:
             location = f"Location: http://127.0.0.1:{elsewhere}/\r\nContent-Length: 0\r\n"
             writer.write(f"HTTP/1.1 302 Found\r\n{location}\r\n".encode())
 
-        assert await _ask(redirects) == Unfit("state", "NoAnswer", "HTTP status 302")
+        assert await _ask(redirects) == InvalidInput("state", "NoAnswer", "HTTP status 302")
 
 
-async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked(cache: Cache, pods: ServingPods) -> None:
+async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked(
+    cache: ObjectCache, pods: ServingPods
+) -> None:
     """A 400-digit counter, a pod without a service label: the others' states still come in."""
     bad = json.dumps({**STATE, "outputTokens": "@"}).replace('"@"', "9" * 400).encode()
     cache.seen(POD, pod("stray", service=None))
@@ -137,10 +139,10 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked(cache
 
 
 async def test_state_of_pod_outlasts_lost_polls(
-    monkeypatch: pytest.MonkeyPatch, cache: Cache, pods: ServingPods
+    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
 ) -> None:
     """A draft canary on a slow network would flap between Measuring and Error."""
-    monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
+    monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
     cache.seen(POD, pod("good"))
     answers = [BODY]
 
@@ -151,17 +153,17 @@ async def test_state_of_pod_outlasts_lost_polls(
     async with _server(once) as port:
         states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=0.0)
         async with _running(states), asyncio.timeout(SOON_S):
-            while not states.unheard(CHAT):
+            while not states.unreachable(CHAT):
                 await asyncio.sleep(0.01)
         assert list(states.states(CHAT)) == ["good"]
 
 
 async def test_a_pod_that_answers_nonsense_is_asked_seldom(
-    monkeypatch: pytest.MonkeyPatch, cache: Cache, pods: ServingPods
+    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
 ) -> None:
     """Its service waits for it for ever: eight such pods, asked every second, took all of the operator's CPU."""
-    monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
-    monkeypatch.setattr("outrider_operator.metrics.pods.URGENT_EVERY_S", 0.0)
+    monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
+    monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.URGENT_EVERY_S", 0.0)
     cache.seen(POD, pod("bad", address="127.0.0.2"))
     cache.seen(POD, pod("good", address="127.0.0.1"))
     good: list[bytes] = []
@@ -179,11 +181,11 @@ async def test_a_pod_that_answers_nonsense_is_asked_seldom(
 
 
 async def test_the_first_round_does_not_wait_for_pods_that_never_answer(
-    monkeypatch: pytest.MonkeyPatch, cache: Cache, pods: ServingPods
+    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
 ) -> None:
     """The operator's start would be a tenant's to delay."""
-    monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
-    monkeypatch.setattr("outrider_operator.metrics.pods.FIRST_ROUND_S", 0.1)
+    monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
+    monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.FIRST_ROUND_S", 0.1)
     cache.seen(POD, pod("silent"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = StateEndpoint(silent.getsockname()[1], timeout_s=10 * SOON_S)
@@ -192,7 +194,7 @@ async def test_the_first_round_does_not_wait_for_pods_that_never_answer(
             await asyncio.wait_for(states.first_round(), SOON_S)
 
 
-async def test_the_first_round_asks_nobody_twice(cache: Cache, pods: ServingPods) -> None:
+async def test_the_first_round_asks_nobody_twice(cache: ObjectCache, pods: ServingPods) -> None:
     """It asked every pod that the polls were asking already, in tasks that nobody ended."""
     cache.seen(POD, pod("good"))
     asked: list[bytes] = []
@@ -207,7 +209,7 @@ async def test_the_first_round_asks_nobody_twice(cache: Cache, pods: ServingPods
 async def test_thousands_of_pods_hold_up_nobody() -> None:
     """Each look at who is to be asked went through all pods in one callback: with 8,000 of them it took 0.1 s of CPU,
     twice a second, and the Lease waited."""
-    cache, services = Cache(), 50
+    cache, services = ObjectCache(), 50
     pods = ServingPods(cache)
     for number in range(services):
         name = f"chat-{number}"
@@ -216,7 +218,7 @@ async def test_thousands_of_pods_hold_up_nobody() -> None:
         cache.seen(REPLICA_SET, replica_set(name))
         cache.seen(POD, pod(f"{name}-pod", service=name, owner=f"{name}-rs"))
     states, others = PodStates(pods, StateEndpoint(), lambda _: None, 1.0), 0
-    looking = asyncio.create_task(_drained(states._askable()))
+    looking = asyncio.create_task(_drained(states._pollable()))
     while not looking.done():
         await asyncio.sleep(0)
         others += 1
@@ -251,7 +253,7 @@ def _head(length: int, more: str = "") -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n{more}\r\n".encode()
 
 
-async def _ask(answer: Answer, timeout_s: float = SOON_S) -> RuntimeState | Unfit:
+async def _ask(answer: Answer, timeout_s: float = SOON_S) -> RuntimeState | InvalidInput:
     async with _server(answer) as port:
         endpoint = StateEndpoint(port, timeout_s)
         try:

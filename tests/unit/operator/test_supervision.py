@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from outrider_operator import supervision, telemetry
+from outrider_operator import supervision
 from outrider_operator.backoff import Backoff
+from outrider_operator.operator_metrics import telemetry
 from outrider_operator.supervision import RUNNING, Supervisor
 
 
@@ -29,7 +30,7 @@ async def test_a_task_that_fails_is_started_again_counted_and_named() -> None:
 
     supervisor = Supervisor()
     before = _restarts("polls")
-    kept = asyncio.create_task(supervisor.keep("polls", task))
+    kept = asyncio.create_task(supervisor.supervise("polls", task))
     await asyncio.wait_for(again.wait(), 60)
     assert _restarts("polls") == before + 1
     assert supervisor.health() == {"polls": RUNNING}
@@ -41,7 +42,7 @@ async def test_what_ended_a_task_stands_in_its_health() -> None:
         raise ValueError("no such thing")
 
     supervisor = Supervisor()
-    kept = asyncio.create_task(supervisor.keep("polls", task))
+    kept = asyncio.create_task(supervisor.supervise("polls", task))
     async with asyncio.timeout(60):
         while "ValueError: no such thing" not in supervisor.health().get("polls", ""):
             await asyncio.sleep(0)
@@ -50,7 +51,7 @@ async def test_what_ended_a_task_stands_in_its_health() -> None:
 
 async def test_the_end_of_the_operator_ends_its_tasks() -> None:
     supervisor = Supervisor()
-    kept = asyncio.create_task(supervisor.keep("polls", asyncio.Event().wait))  # type: ignore[arg-type]
+    kept = asyncio.create_task(supervisor.supervise("polls", asyncio.Event().wait))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     kept.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -7,14 +7,14 @@ import copy
 from typing import Any, cast
 
 import pytest
-from outrider_operator import telemetry
-from outrider_operator.cache import Cache
+from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import JOB_NAME_LABEL, PROFILE, PROFILING, SHARED_PROFILE, OperatorSettings
 from outrider_operator.configuration import Configuration
-from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, Kind
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SHARED_PROFILE, Settings
+from outrider_operator.operator_metrics import telemetry
+from outrider_operator.service_controller import ServiceController
 from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
@@ -27,9 +27,9 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 class Woken:
     """A controller that watches nothing, its cache, and whom it has woken."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: ServiceController) -> None:
         self.controller = controller
-        self.cache: Cache = controller._cache
+        self.cache: ObjectCache = controller._cache
 
     async def names(self) -> set[str]:
         """Woken since the last call."""
@@ -58,9 +58,9 @@ class Woken:
 @pytest.fixture
 async def woken() -> Woken:
     """Services "chat" and "mail", which wait for one profile, and "apart", which waits for another."""
-    settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
+    settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
     api = cast(KubernetesApi, TakingApi())
-    woken = Woken(Controller(Configuration(namespace="ns", pod_name="operator"), api, settings, decide))
+    woken = Woken(ServiceController(Configuration(namespace="ns", pod_name="operator"), api, settings, decide))
     for name in ("chat", "mail", "apart"):
         woken.cache.seen(SERVICE, _service(name))
     await woken.names()
@@ -83,7 +83,7 @@ async def test_a_pod_of_no_service_wakes_nobody_and_harms_nobody(woken: Woken) -
 
 
 @pytest.mark.parametrize("news", [(CONFIG_MAP, PROFILE), (JOB, PROFILING), (POD, PROFILING)], ids=str)
-async def test_a_profile_wakes_those_who_wait_for_it(woken: Woken, news: tuple[Kind, str]) -> None:
+async def test_a_profile_wakes_those_who_wait_for_it(woken: Woken, news: tuple[ResourceKind, str]) -> None:
     """Nothing is measured yet, so no status names it: the end of the first Job woke nobody, for up to a minute.
 
     Every change of a Job woke all services of its namespace before that: with 300 of them, 300 times 300 reconciles.
@@ -148,7 +148,7 @@ async def test_regular_looks_are_spread_over_their_interval(woken: Woken, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
-        await woken.controller._look_at_each(60.0)
+        await woken.controller._wake_slowly(60.0)
     assert pauses == [(20.0, 1), (20.0, 2), (20.0, 3)]
 
 

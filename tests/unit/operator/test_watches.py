@@ -13,11 +13,11 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
-from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
-from outrider_operator.cache import Cache
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, Kind
+from outrider_operator.cache import ObjectCache
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.operator_metrics import telemetry
 from outrider_operator.watches import CHILD_SELECTOR, Watch, Watches
 
 from tests.unit.operator.documents import document
@@ -99,7 +99,7 @@ async def test_a_stream_that_ends_goes_on_where_it_was() -> None:
 )
 async def test_where_changes_may_be_lost_it_lists_again(stream: list[Event] | int) -> None:
     server = ApiServer([stream])
-    cache = Cache()
+    cache = ObjectCache()
     cache.seen(DEPLOYMENT, document("unseen", 3, uid="unseen"))
     await _run(server, cache)
     assert server.lists == 2
@@ -121,7 +121,7 @@ async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
     application.router.add_get("/{path:.*}", answer)
     async with TestServer(application) as server:
         api = KubernetesApi(Configuration(host=str(server.make_url("")).rstrip("/")))
-        watches = Watches(api, Cache(), ("a", "gone"), watch_nodes=False)
+        watches = Watches(api, ObjectCache(), ("a", "gone"), watch_nodes=False)
         loops = [asyncio.ensure_future(run()) for run in watches.tasks().values()]
         await asyncio.wait_for(watches.listed(), 50)
         assert watches.knows("a")
@@ -142,8 +142,8 @@ def test_shared_profiles_are_watched_where_nothing_else_is(
 ) -> None:
     """The operator's own namespace is usually none of watchNamespaces."""
     api = KubernetesApi(Configuration())
-    plain = Watches(api, Cache(), namespaces, watch_nodes=False)
-    sharing = Watches(api, Cache(), namespaces, watch_nodes=False, shared_profiles=own)
+    plain = Watches(api, ObjectCache(), namespaces, watch_nodes=False)
+    sharing = Watches(api, ObjectCache(), namespaces, watch_nodes=False, shared_profiles=own)
     assert set(sharing.tasks()) - set(plain.tasks()) == {f"watch of {name}" for name in further}
 
 
@@ -157,7 +157,7 @@ async def test_config_maps_are_watched_by_their_metadata() -> None:
 
 async def test_large_objects_are_listed_in_smaller_pages() -> None:
     """Of a page that is too large no more than its bound is read."""
-    server, cache = ApiServer([]), Cache()
+    server, cache = ApiServer([]), ObjectCache()
     large = [
         document(f"large-{number}", 5, uid=f"large-{number}", spec={"x": "x" * 1024 * 1024}) for number in range(6)
     ]
@@ -182,7 +182,7 @@ async def test_an_event_that_is_too_large_ends_no_watch() -> None:
     """700 KiB of one tenant's `<` take 4.2 MB on the wire. The watch met that line again and again, for ever."""
     huge = {"type": "ADDED", "object": document("huge", 8, uid="huge", data={"x": "\x01" * 700 * 1024})}
     after = {"type": "ADDED", "object": document("after", 9, uid="after")}
-    server, cache = ApiServer([[huge, after]]), Cache()
+    server, cache = ApiServer([[huge, after]]), ObjectCache()
     before = _too_large()
     await _run(server, cache)
     assert _too_large() == before + 1
@@ -201,7 +201,7 @@ async def test_what_an_event_too_large_had_to_say_comes_with_a_list() -> None:
 @pytest.mark.parametrize("error", [LineTooLong(b"x", 1), RecursionError(), TypeError()], ids=repr)
 async def test_whatever_ends_a_stream_does_not_end_the_watch(error: Exception, monkeypatch) -> None:
     """It lists again, pauses longer each time, and does not come back to the place where it failed."""
-    cache, told = Cache(), iter([error, error])
+    cache, told = ObjectCache(), iter([error, error])
 
     def refuse(*_: Any) -> None:
         raise next(told)
@@ -213,10 +213,10 @@ async def test_whatever_ends_a_stream_does_not_end_the_watch(error: Exception, m
     assert backoff.pauses == [1.0, 2.0]
 
 
-async def _run(server: ApiServer, cache: Cache | None = None, kind: Kind = DEPLOYMENT) -> CountedBackoff:
+async def _run(server: ApiServer, cache: ObjectCache | None = None, kind: ResourceKind = DEPLOYMENT) -> CountedBackoff:
     backoff = CountedBackoff()
     async with _serving(server) as api:
-        watch = Watch(api, cache or Cache(), kind, None, CHILD_SELECTOR, backoff)
+        watch = Watch(api, cache or ObjectCache(), kind, None, CHILD_SELECTOR, backoff)
         running = asyncio.create_task(watch.run())
         await asyncio.wait_for(server.done.wait(), 60)
         running.cancel()

@@ -6,13 +6,13 @@ import asyncio
 from typing import cast
 
 import pytest
-from outrider_operator import controller as module
+from outrider_operator import service_controller as module
+from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.configuration import Configuration
-from outrider_operator.controller import MOST_OF_A_NAMESPACE, WORKERS, Controller
 from outrider_operator.decide import decide
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.model import Object, Settings
+from outrider_operator.service_controller import MOST_OF_A_NAMESPACE, WORKERS, ServiceController
 
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.taking_api import TakingApi
@@ -38,8 +38,8 @@ async def test_webhooks_of_some_namespaces_that_do_not_answer_hold_up_no_other(m
     """Three namespaces with sixteen services each had every worker: a bystander waited 114 s for its first status."""
     monkeypatch.setattr(module, "LONGEST_HOLD_S", 0.05)
     api, slow = HangingApi(), WORKERS // MOST_OF_A_NAMESPACE
-    settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
-    controller = Controller(
+    settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
+    controller = ServiceController(
         Configuration(namespace="ns", pod_name="operator"), cast(KubernetesApi, api), settings, decide
     )
     for namespace in range(slow):

@@ -9,29 +9,29 @@ from outrider_crds.base import seconds
 from outrider_crds.runtime_config import CONFIG_KEY
 from outrider_crds.status import RolloutStatus
 
-from outrider_operator.decide.canary.draft_canary import CanaryRollout
-from outrider_operator.decide.canary.record import RECORD_ANNOTATION, record_text
-from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
-from outrider_operator.decide.revisions import Revision, revision_annotations, revision_in, revision_map
-from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
-from outrider_operator.decide.workloads.children import Further
-from outrider_operator.model import (
+from outrider_operator.cluster_model import (
     CANARY_TRACK,
     CONFIG_MAP,
     DEPLOYMENT,
     SERVICE_ACCOUNT,
     TRACK_LABEL,
-    Identity,
     Object,
+    ServiceIdentity,
     canary_hot_map_name,
     canary_name,
     canary_names,
 )
+from outrider_operator.decide.canary.draft_canary import CanaryRollout
+from outrider_operator.decide.canary.record import RECORD_ANNOTATION, record_text
+from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.decide.revisions import Revision, revision_annotations, revision_in, revision_map
+from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
+from outrider_operator.decide.workloads.children import Further
 
 
-def canary_children(children: Children, intent: Intent, rollout: CanaryRollout) -> Further:
+def canary_children(children: Children, desired: DesiredState, rollout: CanaryRollout) -> Further:
     """Objects that the canary takes now, and those of one that is over."""
     if rollout.is_frozen:
         return Further(revisions=frozenset({revision_in(children.canary)}))
@@ -46,7 +46,7 @@ def canary_children(children: Children, intent: Intent, rollout: CanaryRollout) 
     is_mountable = account and not any(
         needs_apply(children.own(CONFIG_MAP, _name(document)), document) for document in maps
     )
-    runs = [stamp(_deployment(owner, children.canary, intent, rollout, revision))] if is_mountable else []
+    runs = [stamp(_deployment(owner, children.canary, desired, rollout, revision))] if is_mountable else []
     return Further(desired=(*maps, *runs), revisions=frozenset({revision.name, revision_in(children.canary)}))
 
 
@@ -57,7 +57,7 @@ def _unwanted(children: Children, rollout: CanaryRollout) -> tuple[Object, ...]:
     return tuple(child for child in left if child["kind"] != CONFIG_MAP or not rollout.has_pods_left)
 
 
-def canary_hot_map(owner: Identity, rollout: CanaryRollout) -> Object:
+def canary_hot_map(owner: ServiceIdentity, rollout: CanaryRollout) -> Object:
     """The hot config of the canary's pods."""
     hot = rollout.hot.wire() if rollout.hot is not None else {}
     return {
@@ -69,12 +69,12 @@ def canary_hot_map(owner: Identity, rollout: CanaryRollout) -> Object:
 
 
 def _deployment(
-    owner: Identity, present: Object | None, intent: Intent, rollout: CanaryRollout, revision: Revision
+    owner: ServiceIdentity, present: Object | None, desired: DesiredState, rollout: CanaryRollout, revision: Revision
 ) -> Object:
     """Another candidate's pod takes the place of the one before it: there may be no node for two."""
     on_cpu = revision.boot.accelerator.on_cpu
     annotations = {
-        IMAGE_ANNOTATION: f"{hardware(on_cpu=on_cpu)} {intent.default_image}",
+        IMAGE_ANNOTATION: f"{hardware(on_cpu=on_cpu)} {desired.images.pinned}",
         RECORD_ANNOTATION: record_text(rollout.status or RolloutStatus(), present),
         **revision_annotations(revision),
     }
@@ -84,9 +84,9 @@ def _deployment(
         "metadata": {**_metadata(owner, canary_name(owner.name)), "annotations": annotations},
         "spec": {
             "replicas": rollout.replicas,
-            "paused": intent.spec.paused,
+            "paused": desired.spec.paused,
             "revisionHistoryLimit": 0,
-            "progressDeadlineSeconds": max(1, math.ceil(seconds(intent.spec.rollout.progress_deadline))),
+            "progressDeadlineSeconds": max(1, math.ceil(seconds(desired.spec.rollout.progress_deadline))),
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": {**selector(owner.name), TRACK_LABEL: CANARY_TRACK}},
             "template": revision.template,
@@ -94,7 +94,7 @@ def _deployment(
     }
 
 
-def _metadata(owner: Identity, name: str) -> Object:
+def _metadata(owner: ServiceIdentity, name: str) -> Object:
     return {
         "name": name,
         "namespace": owner.namespace,

@@ -16,6 +16,14 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION, HotConfig, config_h
 from outrider_crds.spec import RolloutStrategy, SpeculativeServiceSpec
 from outrider_crds.status import RolloutStatus
 
+from outrider_operator.cluster_model import (
+    ApiRefusal,
+    Object,
+    Observed,
+    OperatorSettings,
+    canary_names,
+    revision_map_name,
+)
 from outrider_operator.decide.canary.machine import (
     Canary,
     CanaryPhase,
@@ -29,9 +37,9 @@ from outrider_operator.decide.canary.machine import (
 from outrider_operator.decide.canary.pools import Pools, pools_differ, pools_of
 from outrider_operator.decide.canary.record import canary_of, recorded
 from outrider_operator.decide.canary.sight import CanarySight, canary_pods
-from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pods import Pods, revision_of
+from outrider_operator.decide.pod_states import Pods, revision_of
 from outrider_operator.decide.revisions import (
     Revision,
     canary_revision,
@@ -41,8 +49,7 @@ from outrider_operator.decide.revisions import (
     revision_in,
     stored_canary,
 )
-from outrider_operator.inbound.reading import annotation, integer
-from outrider_operator.model import Object, Observed, Rejection, Settings, canary_names, revision_map_name
+from outrider_operator.validation.reading import annotation, integer
 
 PROMOTE_ANNOTATION, ABORT_ANNOTATION = "outrider.dev/promote", "outrider.dev/abort"
 RETRY_ANNOTATION = "outrider.dev/retry"
@@ -126,15 +133,15 @@ class CanaryRollout:
             return None
         if self.canary.held_since:
             return None
-        left = self.settings.timeout_s - self.canary.measured_s(self.at)
-        return left if left > 0 else None
+        remaining_s = self.settings.timeout_s - self.canary.measured_s(self.at)
+        return remaining_s if remaining_s > 0 else None
 
 
 def canary_rollout(
     observed: Observed,
-    settings: Settings,
+    settings: OperatorSettings,
     children: Children,
-    intent: Intent,
+    desired: DesiredState,
     pods: Pods,
     serving: Pods,
     proven: frozenset[str],
@@ -143,23 +150,23 @@ def canary_rollout(
 ) -> CanaryRollout:
     """pods: the canary's. serving: the others. proven: revisions that have had a ready pod. is_blocked: the spec must
     not be applied now, so nothing is decided."""
-    stable = _serving_revision(children, intent, serving, proven)
-    pools = pools_of(stable.boot.draft_pool if stable is not None else [], intent.wanted.boot.draft_pool)
-    pools = replace(pools, lost_revision=_lost_revision(children, intent, stable, proven))
-    view = _view(observed, children, intent, stable, proven, is_blocked=is_blocked)
+    stable = _serving_revision(children, desired, serving, proven)
+    pools = pools_of(stable.boot.draft_pool if stable is not None else [], desired.spec_revision.boot.draft_pool)
+    pools = replace(pools, lost_revision=_lost_revision(children, desired, stable, proven))
+    view = _view(observed, children, desired, stable, proven, is_blocked=is_blocked)
     if pools.lost_revision:
         view = replace(view, stable=pools.lost_revision, pool_differs=True)
-    rollout = _remembered(observed, children, intent, view, is_blocked=is_blocked)
+    rollout = _remembered(observed, children, desired, view, is_blocked=is_blocked)
     before = rollout.before
     if is_blocked and before is not None:
         return replace(rollout, decided=CanaryStep(before.with_pause(view.at)))
     current = before if _is_of_spec(before, view) else None
     has_pods = current is not None and current.has_pods(view.settings.on_inconclusive)
-    is_kept = bool(pools.lost_revision) and has_pods and intent.spec.replicas > 0
+    is_kept = bool(pools.lost_revision) and has_pods and desired.spec.replicas > 0
     if current is not None:
-        products = _measured_products(observed, children, intent, serving)
-        stored = _stored(observed, children, intent, pools, len(products))
-        revision = stored or _made(settings, children, intent, products, pools)
+        products = _measured_products(observed, children, desired, serving)
+        stored = _stored(observed, children, desired, pools, len(products))
+        revision = stored or _made(settings, children, desired, products, pools)
         rollout = replace(rollout, is_stored=stored is not None, revision=revision)
         rollout = replace(rollout, hot=_hot(rollout, pools, current), has_pods=has_pods)
     sight = _sight(observed, settings, rollout, pools, pods, children.owner.name)
@@ -178,50 +185,50 @@ def canary_rollout(
 def _view(
     observed: Observed,
     children: Children,
-    intent: Intent,
+    desired: DesiredState,
     stable: Revision | None,
     proven: frozenset[str],
     *,
     is_blocked: bool,
 ) -> CanaryView:
     """What the state machine sees, but for the canary's pods. stable: the revision that serves."""
-    spec, pool = intent.spec, intent.wanted.boot.draft_pool
+    spec, pool = desired.spec, desired.spec_revision.boot.draft_pool
     differs = pools_differ(stable.boot.draft_pool if stable is not None else [], pool)
     return CanaryView(
-        at=math.floor(observed.now),
-        stable=stable.name if stable is not None and _is_stable(stable, intent, proven) else "",
-        candidate=intent.wanted.name,
-        pool_differs=differs and intent.wanted.name not in intent.gate.passed,
+        at=math.floor(observed.at),
+        stable=stable.name if stable is not None and _is_stable(stable, desired, proven) else "",
+        candidate=desired.spec_revision.name,
+        pool_differs=differs and desired.spec_revision.name not in desired.gate.passed,
         is_canary=spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY,
-        is_paused=is_blocked or spec.paused or spec.replicas == 0 or intent.held,
-        is_rolled_out=is_rolled_out(children.deployment, intent.wanted.name),
+        is_paused=is_blocked or spec.paused or spec.replicas == 0 or desired.is_waiting,
+        is_rolled_out=is_rolled_out(children.deployment, desired.spec_revision.name),
         orders=_orders(observed.service),
         settings=_settings(spec),
     )
 
 
 def _remembered(
-    observed: Observed, children: Children, intent: Intent, view: CanaryView, *, is_blocked: bool
+    observed: Observed, children: Children, desired: DesiredState, view: CanaryView, *, is_blocked: bool
 ) -> CanaryRollout:
     """The canary as the status has it, before this look decides anything."""
-    status = recorded(observed.status.rollout, children.canary, observed.now)
+    status = recorded(observed.status.rollout, children.canary, observed.at)
     before = canary_of(status)
     return CanaryRollout(
         before,
         CanaryStep(before),
         status,
         _holds(before, view),
-        intent.spec,
+        desired.spec,
         view.settings,
-        observed.now,
+        observed.at,
         view.orders,
-        waits_for_profile=intent.held and not is_blocked,
+        waits_for_profile=desired.is_waiting and not is_blocked,
         is_frozen=True,
     )
 
 
 def _sight(
-    observed: Observed, settings: Settings, rollout: CanaryRollout, pools: Pools, pods: Pods, service: str
+    observed: Observed, settings: OperatorSettings, rollout: CanaryRollout, pools: Pools, pods: Pods, service: str
 ) -> CanarySight:
     revision = rollout.revision
     return CanarySight(
@@ -230,39 +237,41 @@ def _sight(
         revision=revision.name if revision is not None else "",
         pods=pods,
         states=observed.states,
-        unheard=observed.unheard,
-        refusal=_refusal(observed.rejections, service, revision),
+        unreachable=observed.unreachable,
+        refusal=_refusal(observed.refusals, service, revision),
         products=frozenset(revision.boot.accelerator.products) if revision is not None else frozenset(),
         hot_hash=config_hash(rollout.hot) if rollout.hot is not None else "",
         unschedulable_s=settings.unschedulable_s,
     )
 
 
-def _serving_revision(children: Children, intent: Intent, serving: Pods, proven: frozenset[str]) -> Revision | None:
+def _serving_revision(
+    children: Children, desired: DesiredState, serving: Pods, proven: frozenset[str]
+) -> Revision | None:
     """The revision that a candidate is measured against: the Deployment's. While that one's rollout has proved nothing
     and another revision is wanted, it is the one before it, which has pods and goes on serving."""
-    current = current_revision(children, intent.stored)
+    current = current_revision(children, desired.stored)
     name = current_revision_name(children)
-    if name in ("", intent.wanted.name) or (name in proven and current is None):
+    if name in ("", desired.spec_revision.name) or (name in proven and current is None):
         return current
-    if current is not None and _is_stable(current, intent, proven):
+    if current is not None and _is_stable(current, desired, proven):
         return current
     ready = Counter(revision_of(pod) for pod in serving.ready)
-    others = [revision for revision in intent.stored if revision.name in intent.gate.passed & proven - {name}]
+    others = [revision for revision in desired.stored if revision.name in desired.gate.passed & proven - {name}]
     return max(others, key=lambda revision: (ready[revision.name], revision.name), default=current)
 
 
-def _lost_revision(children: Children, intent: Intent, stable: Revision | None, proven: frozenset[str]) -> str:
+def _lost_revision(children: Children, desired: DesiredState, stable: Revision | None, proven: frozenset[str]) -> str:
     """The revision that the pods run, where its ConfigMap is gone and the spec, which wants another, cannot make it
     again; else empty."""
     name = current_revision_name(children)
-    return name if stable is None and name in proven and name != intent.wanted.name else ""
+    return name if stable is None and name in proven and name != desired.spec_revision.name else ""
 
 
-def _is_stable(revision: Revision, intent: Intent, proven: frozenset[str]) -> bool:
+def _is_stable(revision: Revision, desired: DesiredState, proven: frozenset[str]) -> bool:
     """Can another be measured against `revision`? One that never served, or lacks a drafter at a closed gate, is to be
     corrected at once."""
-    return revision.name in proven and not intent.gate.is_closed(revision)
+    return revision.name in proven and not desired.gate.is_closed(revision)
 
 
 def is_rolled_out(deployment: Object | None, revision: str) -> bool:
@@ -328,41 +337,45 @@ def _orders(service: Object) -> Orders:
     )
 
 
-def _refusal(rejections: Iterable[Rejection], service: str, revision: Revision | None) -> str:
+def _refusal(refusals: Iterable[ApiRefusal], service: str, revision: Revision | None) -> str:
     """The API server's sentence about an object that the canary's pods need; empty where it took all."""
     names = {name for _, name in canary_names(service)}
     if revision is not None:
         names.add(revision_map_name(service, revision.name))
-    refused = (rejection for rejection in rejections if rejection.name in names and not rejection.is_stored)
+    refused = (refusal for refusal in refusals if refusal.name in names and not refusal.is_stored)
     first = next(refused, None)
     return f"The API server refuses {first.kind} {first.name}: {first.message}" if first is not None else ""
 
 
-def _measured_products(observed: Observed, children: Children, intent: Intent, serving: Pods) -> list[str]:
+def _measured_products(observed: Observed, children: Children, desired: DesiredState, serving: Pods) -> list[str]:
     """Products that the canary has a pod of: those in use, and those in use before while this canary ran."""
-    products = intent.spec.accelerator.products
+    products = desired.spec.accelerator.products
     running = stored_canary(children, observed.replica_sets, revision_in(children.canary))
-    is_same = running is not None and running.inputs == intent.wanted.inputs
+    is_same = running is not None and running.inputs == desired.spec_revision.inputs
     measured = set(running.boot.accelerator.products) if running is not None and is_same else set()
     used = {annotation(pod, PRODUCT_ANNOTATION) for pod in serving.ready} | measured
     return [name for name in products if name in used] or products[:1]
 
 
-def _stored(observed: Observed, children: Children, intent: Intent, pools: Pools, products: int) -> Revision | None:
-    """The revision that the canary's pods run, while it hosts both pools on so many products."""
-    name = canary_revision_name(intent.wanted.name, products)
+def _stored(
+    observed: Observed, children: Children, desired: DesiredState, pools: Pools, products: int
+) -> Revision | None:
+    """The revision that the canary's pods run, while it hosts both pools on this number of products."""
+    name = canary_revision_name(desired.spec_revision.name, products)
     stored = stored_canary(children, observed.replica_sets, name)
     hosted = {drafter.name for drafter in stored.boot.draft_pool} if stored is not None else set()
     return stored if hosted >= {*pools.stable, *pools.candidate} else None
 
 
-def _made(settings: Settings, children: Children, intent: Intent, products: list[str], pools: Pools) -> Revision | None:
-    """The revision of the canary's pods on these products; None where no pod can host both pools."""
-    if pools.objection:
+def _made(
+    settings: OperatorSettings, children: Children, desired: DesiredState, products: list[str], pools: Pools
+) -> Revision | None:
+    """The revision of the canary's pods on these products; None if no pod can host both pools."""
+    if pools.problem:
         return None
-    accelerator = intent.spec.accelerator.model_copy(update={"products": products})
-    both = intent.spec.model_copy(update={"draft_pool": list(pools.hosted), "accelerator": accelerator})
-    return canary_revision(children.owner, settings, both, intent.image, intent.wanted)
+    accelerator = desired.spec.accelerator.model_copy(update={"products": products})
+    both = desired.spec.model_copy(update={"draft_pool": list(pools.hosted), "accelerator": accelerator})
+    return canary_revision(children.owner, settings, both, desired.image, desired.spec_revision)
 
 
 def _hot(rollout: CanaryRollout, pools: Pools, canary: Canary) -> HotConfig | None:

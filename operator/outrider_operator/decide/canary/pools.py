@@ -25,7 +25,7 @@ class Pools:
     """The running revision, where nothing says what its pool is; empty where its ConfigMap does."""
 
     @property
-    def objection(self) -> str:
+    def problem(self) -> str:
         """Why no pod can host both, in a sentence; else empty."""
         if self.lost_revision:
             return (

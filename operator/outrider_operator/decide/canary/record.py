@@ -9,10 +9,10 @@ from outrider_crds.state import ArmState
 from outrider_crds.status import RolloutStatus, RolloutSums
 from pydantic import ValidationError
 
+from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.arms import Arms, ArmSums, Ledger, PodReport
 from outrider_operator.decide.canary.machine import Canary, Cause
-from outrider_operator.inbound.reading import annotation, cut, unix_seconds
-from outrider_operator.model import Object
+from outrider_operator.validation.reading import annotation, cut, unix_seconds
 
 RECORD_ANNOTATION = "outrider.dev/rollout"
 """Annotation of the canary's Deployment: the canary in JSON."""

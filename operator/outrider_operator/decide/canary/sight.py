@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
 from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
 
+from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.arms import PodReport, updated
 from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
 from outrider_operator.decide.canary.pools import Pools
 from outrider_operator.decide.canary.record import arms_of
-from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
-from outrider_operator.inbound.reading import name_of
-from outrider_operator.model import Object
+from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
+from outrider_operator.validation.reading import name_of
 
 _SETTLED_S = 60.0
 """Age of a process from which on it has read its hot config: until then it may not report a canary yet."""
@@ -36,7 +36,7 @@ class CanarySight:
     pods: Pods
     states: Mapping[str, RuntimeState]
     """Pod name -> newest state."""
-    unheard: Mapping[str, str]
+    unreachable: Mapping[str, str]
     """Ready pod -> why its state is not known."""
     refusal: str
     """The API server's sentence about an object of the canary; empty where it took all."""
@@ -101,8 +101,8 @@ def _product(reported: str, products: list[str]) -> str:
 
 def _trouble(sight: CanarySight, *, heeds_missing: bool) -> Trouble | None:
     """Why the pods cannot measure, whatever they report."""
-    if sight.pools.objection:
-        return Cause.CANNOT_HOST_BOTH, sight.pools.objection
+    if sight.pools.problem:
+        return Cause.CANNOT_HOST_BOTH, sight.pools.problem
     if sight.refusal:
         return Cause.POD_CANNOT_START, sight.refusal
     if (pod := _unschedulable(sight)) is not None:
@@ -121,7 +121,7 @@ def _unschedulable(sight: CanarySight) -> Object | None:
     """The first pod without a node for long, that no node is being made for."""
     pods = sight.pods
     waiting = ((pod, since) for pod in pods.living if (since := unschedulable_since(pod)) is not None)
-    late = (pod for pod, since in waiting if pods.now - since >= sight.unschedulable_s)
+    late = (pod for pod, since in waiting if pods.at - since >= sight.unschedulable_s)
     return next((pod for pod in late if not pods.node_in_the_making(pod)), None)
 
 
@@ -133,9 +133,9 @@ def _silence(sight: CanarySight) -> Trouble | None:
         is_settled = state.now - state.started_at >= _SETTLED_S
         if is_settled and state.config_hash == sight.hot_hash and state.canary is None:
             return Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."
-    silent = sorted(name for pod in sight.pods.ready if (name := name_of(pod)) in sight.unheard)
+    silent = sorted(name for pod in sight.pods.ready if (name := name_of(pod)) in sight.unreachable)
     if silent:
-        why = sight.unheard[silent[0]].rstrip(".")
+        why = sight.unreachable[silent[0]].rstrip(".")
         return Cause.PODS_DO_NOT_ANSWER, f"Pod {silent[0]} is ready and does not report its state: {why}."
     return None
 

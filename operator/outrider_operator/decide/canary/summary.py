@@ -11,7 +11,7 @@ from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.judge import Gain, Judgement, judge
 from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
 from outrider_operator.decide.canary.record import sums_of, timestamp
-from outrider_operator.inbound.reading import cut
+from outrider_operator.validation.reading import cut
 
 _REASONS: Mapping[Cause, str] = {
     Cause.WORSE: "Its goodput is below the line of {line:+d}%.",

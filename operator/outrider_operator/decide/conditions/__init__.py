@@ -1,1 +1,1 @@
-"""One module per condition (or pair of conditions), and how the status is put together from their verdicts."""
+"""Conditions of a service, one module for each or for a pair, and the status that is built from their verdicts."""

@@ -1,4 +1,4 @@
-"""What a draft canary means for conditions and events."""
+"""Conditions and events of a draft canary."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.machine import CanaryPhase
 from outrider_operator.decide.canary.summary import message_of, rollout_status
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
-from outrider_operator.inbound.reading import cut
 from outrider_operator.plan import Event
+from outrider_operator.validation.reading import cut
 
 _LEAST_DOUBLED = 64
-"""Requests from which on each doubling is an event."""
+"""Number of requests from which each doubling is an event."""
 _MOST_IGNORED = 8
 _PROGRESSING: Mapping[str, tuple[bool, Reason]] = {
     CanaryPhase.STARTING: (True, Reason.CANARY_STARTING),
@@ -37,7 +37,7 @@ _EVENTS = {
 
 
 def canary_progressing(canary: CanaryRollout) -> Verdict | None:
-    """Progressing while a canary holds the rollout; None where none does."""
+    """Verdict of Progressing while a canary holds the rollout; None if none does."""
     if not canary.holds or (canary.waits_for_profile and canary.decided.canary is None):
         return None
     if canary.decided.canary is None or canary.decided.canary.phase not in _PROGRESSING:
@@ -48,7 +48,7 @@ def canary_progressing(canary: CanaryRollout) -> Verdict | None:
 
 
 def canary_updated(canary: CanaryRollout) -> Verdict | None:
-    """Updated while a canary holds the rollout; None where none does."""
+    """Verdict of Updated while a canary holds the rollout; None if none does."""
     verdict = canary_progressing(canary)
     if verdict is None:
         return None
@@ -59,18 +59,18 @@ def canary_updated(canary: CanaryRollout) -> Verdict | None:
     return false(verdict.reason, verdict.message)
 
 
-def canary_status(standing: RolloutStatus | None, canary: CanaryRollout, generation: int) -> RolloutStatus | None:
-    """status.rollout; of an unknown phase as it stands."""
+def canary_status(last: RolloutStatus | None, canary: CanaryRollout, generation: int) -> RolloutStatus | None:
+    """Field status.rollout. A phase of a newer release is left as it is."""
     phase = canary.canary.phase if canary.canary is not None else None
     if phase is not None and phase not in list(CanaryPhase):
-        return standing
-    return rollout_status(canary, generation, ignored_orders(standing, canary))
+        return last
+    return rollout_status(canary, generation, ignored_orders(last, canary))
 
 
-def ignored_orders(standing: RolloutStatus | None, canary: CanaryRollout) -> tuple[str, ...]:
-    """Annotations that name no revision of the rollout, those of before included."""
-    known = list(standing.ignored) if standing is not None else []
-    obeyed = standing.obeyed if standing is not None else []
+def ignored_orders(last: RolloutStatus | None, canary: CanaryRollout) -> tuple[str, ...]:
+    """Annotations that name no revision of the rollout, including those ignored before."""
+    known = list(last.ignored) if last is not None else []
+    obeyed = last.obeyed if last is not None else []
     new = [order for order in canary.unknown_orders if order not in known and order not in obeyed]
     return tuple((known + new)[-_MOST_IGNORED:])
 
@@ -78,7 +78,7 @@ def ignored_orders(standing: RolloutStatus | None, canary: CanaryRollout) -> tup
 def canary_events(
     old: SpeculativeServiceStatus, new: SpeculativeServiceStatus, canary: CanaryRollout
 ) -> tuple[Event, ...]:
-    """An event for each change of the phase, each doubling of the requests, and each annotation that means nothing."""
+    """Events for each change of the phase, each doubling of the requests, and each annotation that is ignored."""
     before, after = old.rollout or RolloutStatus(), new.rollout or RolloutStatus()
     events = [_ignored(order, after) for order in after.ignored if order not in before.ignored]
     if canary.decided.ended is not None and canary.decided.canary is not None:

@@ -1,7 +1,7 @@
-"""Conditions Reconciling and Stalled, by the rules of kstatus: what Flux, Helm and Argo CD read of any kind.
+"""Conditions Reconciling and Stalled, which Flux, Helm and Argo CD read by the rules of kstatus.
 
-They say nothing that the other conditions do not: True where the spec is not in force on every pod, and where it will
-not be without a change by someone. At most one of them is True.
+They follow from the other conditions. Reconciling is True while the spec is not in force on every pod. Stalled is True
+if that cannot happen without a change by someone. At most one of them is True.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _STUCK = frozenset(
     {Reason.STALLED, Reason.NO_CAPACITY, Reason.DRAFTER_NOT_LOADED}
     | {Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE}
 )
-"""Reasons of Progressing that no waiting mends."""
+"""Reasons of Progressing that do not go away by waiting."""
 _UNMEASURABLE = frozenset(
     {Reason.PROFILE_FAILED, Reason.NOISY, Reason.NO_MATCHING_NODE, Reason.VOCABULARY_MISMATCH},
 )
-"""Reasons of ProfilesReady that no waiting mends; they matter to a rollout that waits for its profile."""
+"""Reasons of ProfilesReady that do not go away by waiting. They stall a rollout that waits for its profile."""
 
 
 def with_kstatus(verdicts: Verdicts) -> Verdicts:
-    """`verdicts` and the two that follow from them."""
+    """`verdicts` plus Reconciling and Stalled."""
     cause = _stalled(verdicts)
     stalled = (
         false(Reason.NOT_STALLED, "Nothing is in the way.") if cause is None else true(cause.reason, cause.message)
@@ -35,7 +35,7 @@ def with_kstatus(verdicts: Verdicts) -> Verdicts:
 
 
 def _stalled(verdicts: Verdicts) -> Verdict | None:
-    """What keeps the spec from every pod for good; None where nothing does."""
+    """The verdict that keeps the spec from being in force for good; None if none does."""
     spec, progress = verdicts[ConditionType.SPEC_VALID], verdicts[ConditionType.PROGRESSING]
     profiles = verdicts[ConditionType.PROFILES_READY]
     if spec.status is ConditionStatus.FALSE:
@@ -47,7 +47,7 @@ def _stalled(verdicts: Verdicts) -> Verdict | None:
 
 
 def _reconciling(verdicts: Verdicts) -> Verdict:
-    """The first of what is still to come; as with a Deployment, pods that are missing are."""
+    """Reconciling while Updated or Available is not True: like a Deployment, missing pods count."""
     for kind in (ConditionType.UPDATED, ConditionType.AVAILABLE):
         if (verdict := verdicts[kind]).status is not ConditionStatus.TRUE:
             return true(verdict.reason, verdict.message)

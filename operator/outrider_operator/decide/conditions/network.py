@@ -1,4 +1,4 @@
-"""What NetworkPolicies mean for a service: which of its namespace's keeps the operator from a pod."""
+"""Find the NetworkPolicy that keeps the operator from reaching a pod's admin port."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from dataclasses import replace
 
 from outrider_crds.runtime_config import ADMIN_PORT
 
-from outrider_operator.inbound.reading import cut, items, label, mapping, name_of
-from outrider_operator.model import MANAGED_BY_LABEL, MANAGER, FigureWindows, Object
+from outrider_operator.cluster_model import MANAGED_BY_LABEL, MANAGER, FigureWindows, Object
+from outrider_operator.validation.reading import cut, items, label, mapping, name_of
 
 _REMEDY = "let the operator's pods reach port 9000, or install the chart with servingNetworkPolicy.enabled=true"
 _ADMIN_PORT_NAMES = (ADMIN_PORT, "admin", None)
-"""How a policy names the port; without a name it is about all ports."""
+"""Values by which a policy rule names the admin port; None means all ports."""
 _MOST_NAMED = 3
 _MOST_CHARACTERS = 2048
-"""In a condition's message."""
+"""Characters of a condition's message."""
 
 
-def why_unheard(unheard: Mapping[str, str], pods: Iterable[Object], policies: Iterable[Object]) -> str:
-    """A sentence about the first pod that does not answer the operator; empty where all do.
+def why_unreachable(unreachable: Mapping[str, str], pods: Iterable[Object], policies: Iterable[Object]) -> str:
+    """A sentence about the first pod that does not answer the operator; empty if all do.
 
-    `unheard` holds pod names and what became of the last question; `policies` are the namespace's.
+    unreachable: pod name -> error of the last poll. policies: NetworkPolicies of the namespace.
     """
-    silent = next((pod for pod in pods if name_of(pod) in unheard), None)
-    if silent is None:
+    first = next((pod for pod in pods if name_of(pod) in unreachable), None)
+    if first is None:
         return ""
-    said = f"Pod {name_of(silent)} does not answer the operator on port 9000: {unheard[name_of(silent)]}."
-    names = sorted(name_of(policy) for policy in _in_the_way(policies, silent))
+    sentence = f"Pod {name_of(first)} does not answer the operator on port 9000: {unreachable[name_of(first)]}."
+    names = sorted(name_of(policy) for policy in _in_the_way(policies, first))
     if not names:
-        return said
-    return f"{said} NetworkPolicy {', '.join(names[:_MOST_NAMED])} selects it: {_REMEDY}."
+        return sentence
+    return f"{sentence} NetworkPolicy {', '.join(names[:_MOST_NAMED])} selects it: {_REMEDY}."
 
 
-def explained(figures: FigureWindows, unheard: str) -> FigureWindows:
-    """Where there are no figures, also why pods are not heard."""
-    if not figures.error or not unheard:
+def explained(figures: FigureWindows, pod_sentence: str) -> FigureWindows:
+    """`figures`, with the reason why pods cannot be polled added to their error, if they have one."""
+    if not figures.error or not pod_sentence:
         return figures
-    return replace(figures, error=cut(f"{figures.error}. {unheard}", _MOST_CHARACTERS))
+    return replace(figures, error=cut(f"{figures.error}. {pod_sentence}", _MOST_CHARACTERS))
 
 
 def _in_the_way(policies: Iterable[Object], pod: Object) -> list[Object]:
-    """Those of `policies` that keep the admin port of `pod` shut. Policies add up: what one lets in, none keeps out."""
+    """The policies that close the admin port of `pod`. Policies add up: what one allows, no other forbids."""
     selecting = [policy for policy in policies if _isolates(policy, pod)]
     if any(_lets_operator_in(policy) for policy in selecting):
         return []
@@ -49,7 +49,7 @@ def _in_the_way(policies: Iterable[Object], pod: Object) -> list[Object]:
 
 
 def _lets_operator_in(policy: Object) -> bool:
-    """Everybody, or as the chart says: Outrider's own policy names the operator among its peers."""
+    """Does `policy` admit the operator: all peers, or, in Outrider's own policy, those that the chart names?"""
     ours = label(policy, MANAGED_BY_LABEL) == MANAGER
     return any(_is_about_admin_port(rule) and (ours or not rule.get("from")) for rule in _rules(policy))
 
@@ -60,7 +60,7 @@ def _rules(policy: Object) -> list[Object]:
 
 def _is_about_admin_port(rule: Object) -> bool:
     ports = items(rule, "ports")
-    return not rule.get("ports") or any(_holds_admin_port(each) for each in ports)
+    return not rule.get("ports") or any(_holds_admin_port(port) for port in ports)
 
 
 def _holds_admin_port(port: Object) -> bool:
@@ -71,15 +71,15 @@ def _holds_admin_port(port: Object) -> bool:
 
 
 def _isolates(policy: Object, pod: Object) -> bool:
-    """Does `policy` limit who may connect to `pod`?"""
+    """Does `policy` limit connections to `pod`?"""
     types = mapping(policy, "spec").get("policyTypes") or ["Ingress"]
     return "Ingress" in types and _selects(mapping(policy, "spec", "podSelector"), mapping(pod, "metadata", "labels"))
 
 
 def _selects(selector: Object, labels: Object) -> bool:
-    wanted = mapping(selector, "matchLabels")
+    match_labels = mapping(selector, "matchLabels")
     expressions = items(selector, "matchExpressions")
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+    return all(labels.get(key) == value for key, value in match_labels.items()) and all(
         _holds(e, labels) for e in expressions
     )
 

@@ -1,4 +1,4 @@
-"""Condition SpecValid, and whether the spec may be applied at all: what only the cluster can hold against it."""
+"""Condition SpecValid: may the spec be applied? This covers the rules that the CRD cannot check."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import PurePosixPath
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import Reason
 
+from outrider_operator.cluster_model import ApiRefusal, OperatorSettings
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.ownership import Children, controller_name
-from outrider_operator.decide.pod_spec.patch import objections, writable_host_mount
-from outrider_operator.inbound.reading import cut
-from outrider_operator.model import Rejection, Settings
+from outrider_operator.decide.pod_spec.patch import patch_problems, writable_host_mount
+from outrider_operator.validation.reading import cut
 
 
-def unreadable(why: str) -> Verdict:
-    """The CRD of another release let a spec through that this one cannot read."""
+def unreadable_spec(why: str) -> Verdict:
+    """Verdict on a spec that the CRD of another release accepted and this release cannot read."""
     return false(Reason.INVALID_SPEC, cut(f"The spec does not fit this release of Outrider: {why}.", 2048))
 
 
-def objection(
-    spec: SpeculativeServiceSpec, settings: Settings, children: Children, names: Iterable[tuple[str, str]]
+def spec_problem(
+    spec: SpeculativeServiceSpec, settings: OperatorSettings, children: Children, names: Iterable[tuple[str, str]]
 ) -> Verdict | None:
-    """Why the spec must not be applied: the children stay as they are and the pods serve on. None when it may be.
+    """Why the spec must not be applied; None if it may be. While it must not, the children stay and the pods serve on.
 
-    `names` holds (kind, name) of the objects that it asks for.
+    names: (kind, name) of the objects that the spec needs.
     """
     return (
         _pod_template(spec)
@@ -37,8 +37,8 @@ def objection(
     )
 
 
-def accepted(rewritten: Iterable[Rejection]) -> Verdict:
-    """With the first of what admission `rewritten`: nothing stands still for that, and nobody would look for it."""
+def accepted(rewritten: Iterable[ApiRefusal]) -> Verdict:
+    """Verdict on a spec that is applied. It names the first object that admission changed, which is easy to miss."""
     first = next(iter(rewritten), None)
     what = (
         f" {first.kind} {first.name} is changed by the cluster after Outrider sends it: {first.message}."
@@ -49,25 +49,27 @@ def accepted(rewritten: Iterable[Rejection]) -> Verdict:
     return true(Reason.ACCEPTED, cut(f"The spec is accepted.{what}{why if first else ''}", 2048))
 
 
-def refusal(rejections: Iterable[Rejection]) -> Verdict | None:
-    """The verdict on a spec of which the API server does not take a part: the first of `rejections`, if any."""
-    first = next(iter(rejections), None)
+def child_rejected(refusals: Iterable[ApiRefusal]) -> Verdict | None:
+    """Verdict on a spec of which the API server refuses a child: the first of `refusals`, if any."""
+    first = next(iter(refusals), None)
     if first is None:
         return None
-    said = f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
-    return false(Reason.CHILD_REJECTED, cut(f"{said}, or what forbids it; it is tried again.", 2048))
+    sentence = (
+        f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
+    )
+    return false(Reason.CHILD_REJECTED, cut(f"{sentence}, or what forbids it; it is tried again.", 2048))
 
 
 def _pod_template(spec: SpeculativeServiceSpec) -> Verdict | None:
-    """What the patch must leave alone. The CRD keeps fields that it does not know, so admission cannot say it."""
-    sentence = next(objections(spec.pod_template), "")
+    """Check the fields that podTemplate must not set. The CRD keeps unknown fields, so admission cannot check them."""
+    sentence = next(patch_problems(spec.pod_template), "")
     if not sentence and (where := writable_host_mount(spec.pod_template)):
         sentence = f"{where} could write to the node: add readOnly: true"
     return false(Reason.INVALID_SPEC, cut(f"{sentence}.", 2048)) if sentence else None
 
 
-def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:
-    """Model sources and podTemplate.volumes alike: both reach the node's files."""
+def _host_paths(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Verdict | None:
+    """Check host paths of model sources and podTemplate.volumes: both reach the node's files."""
     allowed = settings.allowed_host_paths
     forbidden = [(where, path) for where, path in _host_paths_of(spec) if not _is_inside(path, allowed)]
     if not forbidden:
@@ -82,7 +84,7 @@ def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | N
 
 
 def _host_paths_of(spec: SpeculativeServiceSpec) -> list[tuple[str, str]]:
-    """(field, path on the node), each."""
+    """(field, path on the node) of every host path."""
     models = {"target": spec.target, **{f"draftPool[{d.name}]": d.neural.model for d in spec.draft_pool if d.neural}}
     sources = [(f"{name}.source", model.source.host_path) for name, model in models.items()]
     volumes = [(f"podTemplate.volumes[{v.name}]", v.host_path) for v in spec.pod_template.volumes]
@@ -90,12 +92,12 @@ def _host_paths_of(spec: SpeculativeServiceSpec) -> list[tuple[str, str]]:
 
 
 def _is_inside(path: str, folders: tuple[str, ...]) -> bool:
-    """By whole names: /models holds /models/a, not /models-of-others. What links lead to is the node's to guard."""
+    """Is `path` below one of `folders`? /models contains /models/a, not /models-of-others. Links are not followed."""
     normal = PurePosixPath(posixpath.normpath(path))
     return ".." not in path.split("/") and any(normal.is_relative_to(folder) for folder in folders)
 
 
-def _prometheus(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:
+def _prometheus(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Verdict | None:
     if spec.metrics.source is not MetricsSource.PROMETHEUS or settings.prometheus_configured:
         return None
     return false(
@@ -106,7 +108,7 @@ def _prometheus(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | N
 
 
 def _tokens(spec: SpeculativeServiceSpec) -> Verdict | None:
-    """A pod has one token, and a draft whose download is refused would be left out. Too costly a rule for the CRD."""
+    """Check that all models use one token: a pod has only one. The rule is too costly for the CRD."""
     names = sorted({f"{ref.name}/{ref.key}" for ref in spec.token_refs})
     if len(names) <= 1:
         return None
@@ -118,11 +120,11 @@ def _tokens(spec: SpeculativeServiceSpec) -> Verdict | None:
 
 
 def _conflict(children: Children, names: Iterable[tuple[str, str]]) -> Verdict | None:
-    found = children.foreign(names)
-    if not found:
+    foreign = children.foreign(names)
+    if not foreign:
         return None
-    kind, name = found[0]
-    owner = controller_name(children.documents[found[0]])
+    kind, name = foreign[0]
+    owner = controller_name(children.documents[foreign[0]])
     whose = f"belongs to {owner}" if owner else "was not made by Outrider"
     return false(
         Reason.NAME_CONFLICT,

@@ -1,1 +1,1 @@
-"""Figures: from counters to the numbers of a window, and how the status prints them."""
+"""Figures: the numbers of a window, computed from counters, and their form in the status."""

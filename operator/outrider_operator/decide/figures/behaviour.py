@@ -1,4 +1,4 @@
-"""How a service behaves: what it did in its windows, what its pods answer, and what the status says so far."""
+"""The measured behaviour of a service: figures of its windows, reports of its pods, and the last status."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from outrider_crds.conditions import find_condition
 from outrider_crds.state import RuntimeState
 from outrider_crds.status import Condition, ConditionType, SpeculativeServiceStatus
 
-from outrider_operator.model import FigureWindows
+from outrider_operator.cluster_model import FigureWindows
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class MeasuredBehaviour:
     windows: FigureWindows
-    standing: SpeculativeServiceStatus
+    last_status: SpeculativeServiceStatus
     states: Mapping[str, RuntimeState]
-    """Name of a ready pod -> what it answered lately."""
+    """Name of a ready pod -> its last report."""
     is_served: bool
     """True while a pod is ready."""
 
     @property
     def between_windows(self) -> bool:
-        """True in the minute after the operator's start, which the pods served through: the figures so far stand."""
+        """True in the first minute after the operator's start while pods serve: the last figures stay in the status."""
         return self.windows.current is None and not self.windows.error and self.is_served
 
-    def standing_condition(self, kind: ConditionType) -> Condition | None:
-        return find_condition(self.standing.conditions, kind)
+    def last_condition(self, kind: ConditionType) -> Condition | None:
+        return find_condition(self.last_status.conditions, kind)

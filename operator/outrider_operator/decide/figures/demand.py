@@ -1,7 +1,7 @@
-"""Replicas that a service's load takes at its SLO, from profile, live acceptance and load.
+"""Estimate the replicas that a service's load needs at its SLO, from the latency profile and a window's figures.
 
-The profile says how a step's time grows with the batch; the window says how long steps really take at the batch of
-now, contexts, prompts and drafters included, and how many tokens each brings. What was not measured is absent, not 0.
+The profile tells how step time grows with the batch. The window tells the real step time at the current batch, with
+contexts, prefill and drafters, and the tokens per step. A value that was not measured is absent, not 0.
 """
 
 from __future__ import annotations
@@ -14,43 +14,45 @@ from outrider_crds.profile import ExecutionMode, StepCost, TargetProfile
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import DemandStatus
 
+from outrider_operator.cluster_model import WindowFigures
 from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import LEAST_TOKENS
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
-from outrider_operator.model import Figures
 
 _MOST_REQUESTS = 256
-"""A batch for profiles of releases that did not tell how large theirs was."""
+"""Largest batch for profiles of older releases, which do not record theirs."""
 _MOST_OFF = 8.0
-"""Measured / predicted step time, or its inverse, from which on the profile is another machine's."""
+"""Largest ratio of measured / predicted step time, or its inverse. Beyond it the profile is of another machine."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a service did in a window."""
+    """Load of a service in a window."""
 
     tokens_per_s: float
-    """Tokens of all ready pods; those that did not answer count as the others."""
+    """Tokens per second of all ready pods. Pods that did not answer count like the others."""
     tokens_per_step: float
-    """Tokens of a request in a step, the bonus token included."""
+    """Tokens of a request in a step, including the bonus token."""
     batch: float
     """Requests that decode in a step."""
     step_s: float
-    """Mean duration of a step; 0 where too little ran to tell."""
+    """Mean duration of a step; 0 if there were too few steps."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a pod can do at the SLO."""
+    """Capacity of one pod at the SLO."""
 
     requests: int
     tokens_per_s: float
     replicas: float
-    """Pods that the load takes."""
+    """Pods that the load needs."""
 
 
-def demand(spec: SpeculativeServiceSpec, figures: Figures | None, profiles: list[ProductProfile]) -> list[DemandStatus]:
-    """One entry for each product whose profile says that it can keep the SLO."""
+def demand(
+    spec: SpeculativeServiceSpec, figures: WindowFigures | None, profiles: list[ProductProfile]
+) -> list[DemandStatus]:
+    """One entry for each product that can meet the SLO according to its profile."""
     tpot_s = _tightest_tpot_s(spec, figures)
     load = load_of(figures)
     if load is None or tpot_s is None:
@@ -69,8 +71,8 @@ def demand(spec: SpeculativeServiceSpec, figures: Figures | None, profiles: list
     ]
 
 
-def load_of(figures: Figures | None) -> Load | None:
-    """None without pods that answered: no load is known then."""
+def load_of(figures: WindowFigures | None) -> Load | None:
+    """Load in the window; None if no pod answered."""
     if figures is None or not figures.pods_answered or not figures.pods_ready:
         return None
     rate = figures.output_tokens / figures.window_s * figures.pods_ready / figures.pods_answered
@@ -81,11 +83,11 @@ def load_of(figures: Figures | None) -> Load | None:
 
 
 def capacity(profile: TargetProfile, load: Load, tpot_s: float) -> Capacity | None:
-    """The largest batch `B` whose time per token keeps `tpot_s`; None where none does, or the profile does not fit.
+    """Capacity at the largest batch `B` whose time per token meets `tpot_s`; None if none does or the profile is wrong.
 
-    `E` is the tokens of a request in a step, `T(B)` the profile's step time times measured / predicted at the present
-    batch: `T(B) / E <= tpot_s`. A pod gives `B * E / T(B)`. Where steps take longer than `T(B)`, requests pile up, and
-    by Little's law they are `tokens_per_s * step_s / E`, of which a pod takes `B`.
+    `E` is tokens per step of a request. `T(B)` is the profile's step time, scaled by measured / predicted at the
+    current batch. The condition is `T(B) / E <= tpot_s`, and a pod yields `B * E / T(B)` tokens per second. If steps
+    take longer than `T(B)`, requests queue: by Little's law there are `tokens_per_s * step_s / E`, and a pod takes `B`.
     """
     cost = profile.costs.get(ExecutionMode.UNIFORM) or next(iter(profile.costs.values()))
     predicted_s = _step_s(cost, load.batch, load.tokens_per_step)
@@ -106,12 +108,12 @@ def capacity(profile: TargetProfile, load: Load, tpot_s: float) -> Capacity | No
 
 
 def _step_s(cost: StepCost, batch: float, tokens: float) -> float:
-    """Seconds of a step without context, of `batch` requests with `tokens` tokens each."""
+    """Seconds of a step without context for `batch` requests with `tokens` tokens each."""
     return cost.without_context_s(batch, tokens)
 
 
-def _tightest_tpot_s(spec: SpeculativeServiceSpec, figures: Figures | None) -> float | None:
-    """Seconds; of the classes with requests in the window, or of all where none has finished one."""
+def _tightest_tpot_s(spec: SpeculativeServiceSpec, figures: WindowFigures | None) -> float | None:
+    """Lowest TPOT, in seconds, of the classes with finished requests in the window; of all classes if none has any."""
     classes = figures.slo_classes if figures is not None else {}
     busy = [slo for slo in spec.slo_classes if slo.name in classes and classes[slo.name].finished > 0]
     return min((seconds(slo.tpot) for slo in busy or spec.slo_classes), default=None)

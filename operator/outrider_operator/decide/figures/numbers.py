@@ -1,4 +1,4 @@
-"""Figures as the status prints them: three significant digits, so that noise writes nothing."""
+"""Format figures for the status with three significant digits, so that noise does not change it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def three_digits(value: float) -> str:
 
 
 def rounded(value: float) -> int:
-    """A count, to three significant digits."""
+    """A count with three significant digits."""
     return int(float(f"{value:.3g}"))
 
 
@@ -21,7 +21,7 @@ def time_text(seconds: float) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """As Kubernetes writes quantities: 1536 -> "1.5Ki"."""
+    """Format a size as a Kubernetes quantity: 1536 -> "1.5Ki"."""
     value, unit = float(count), ""
     for larger in ("Ki", "Mi", "Gi", "Ti"):
         if value >= 1024:
@@ -30,9 +30,9 @@ def bytes_text(count: int) -> str:
 
 
 def percentile_s(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
-    """The `share` quantile of a histogram with upper `bounds` (one more count than bounds), linear within a bucket.
+    """The `share` quantile of a histogram with upper `bounds` and one more count than bounds.
 
-    None without observations; the last bound where the quantile lies above it.
+    It is interpolated within a bucket. None without observations; the last bound if the quantile lies above it.
     """
     total = sum(counts)
     if total <= 0:

@@ -1,54 +1,57 @@
-"""What a window says, and when it holds too little to say anything."""
+"""Derive attainment and speed-up from a window's figures, if it has enough samples."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from outrider_operator.model import Figures
+from outrider_operator.cluster_model import WindowFigures
 
 LEAST_TOKENS = 50
+"""Tokens that a window needs before its goodput or acceptance rate counts."""
 LEAST_REQUESTS = 10
-"""Below these a window says nothing."""
+"""Finished requests of a class that a window needs before its attainment counts."""
 LEAST_PROBES = 3
-"""Two probes may both be off by as much as machines drift."""
+"""Probes that a speed-up needs: two may both be wrong by as much as machines drift."""
 QUANTILES = (4.53, 3.31, 2.87, 2.65, 2.52, 2.43, 2.37, 2.32, 2.28)
-"""Student's t for 95.45%, as two standard deviations of a normal one, with 2, 3, .. 10 degrees of freedom."""
+"""Student's t for 95.45% (two standard deviations of a normal distribution) with 2, 3, .. 10 degrees of freedom."""
 SIGMAS = 2.0
-"""Standard errors with more degrees of freedom."""
+"""Standard errors of the interval with more than 10 degrees of freedom."""
 LEAST_RATIO, MOST_RATIO = 0.01, 100.0
-"""A pod may report anything."""
+"""Bounds of a ratio that pods report: a faulty pod may report anything."""
 UNKNOWN_ERROR = 0.05
-"""Of the ratio that pods of a release report which does not say how sure it is."""
+"""Standard error of a ratio from pods of an older release, which report none."""
 
 
-def attainment(figures: Figures, name: str) -> float | None:
-    """Share of finished requests that met the class; None below the least sample."""
-    found = figures.slo_classes.get(name)
-    if found is None or found.finished < LEAST_REQUESTS:
+def attainment(figures: WindowFigures, name: str) -> float | None:
+    """Share of finished requests that met the class; None with too few requests."""
+    slo_class = figures.slo_classes.get(name)
+    if slo_class is None or slo_class.finished < LEAST_REQUESTS:
         return None
-    return found.attained / found.finished
+    return slo_class.attained / slo_class.finished
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """Goodput over that of the same pods without speculation, of all steps."""
+    """Goodput of all steps / goodput of the same pods without speculation (higher is better)."""
 
     value: float
     low: float
     high: float
-    """The interval that holds it with 95%, by Student's t for as many probes as there were."""
+    """Upper bound of the 95% interval, by Student's t for the number of probes."""
 
     @property
-    def told(self) -> bool:
-        """It can be told from 1."""
+    def is_significant(self) -> bool:
+        """True if the interval does not contain 1."""
         return self.low > 1.0 or self.high < 1.0
 
 
-def speedup(figures: Figures) -> Speedup | None:
-    """What the probes say of steps that speculate, weighed by the share of steps that do: a few steps cannot halve the
-    goodput. A step that verifies proposals takes no less time than a plain one, so a speed-up is never above the tokens
-    that a request gets in a step. None before the third probe."""
+def speedup(figures: WindowFigures) -> Speedup | None:
+    """Speed-up of all steps; None before the third probe.
+
+    The probes measure steps that speculate, so their ratio is weighted by the share of such steps. A step that verifies
+    a proposal is no faster than a plain one, so the speed-up never exceeds the tokens per step of a request.
+    """
     measured = _ratio(figures)
     if measured is None:
         return None
@@ -63,14 +66,14 @@ def speedup(figures: Figures) -> Speedup | None:
     return Speedup(value, low, high)
 
 
-def _sigmas(figures: Figures) -> float:
-    """Standard errors on either side of a mean of so many probes."""
+def _sigmas(figures: WindowFigures) -> float:
+    """Half width of the interval, in standard errors, for the number of probes."""
     degrees = max(2, round(figures.probes) - 1) if figures.probe_weight > 0 else math.inf
     return QUANTILES[int(degrees) - 2] if degrees < 2 + len(QUANTILES) else SIGMAS
 
 
-def _ratio(figures: Figures) -> tuple[float, float] | None:
-    """Goodput of steps that speculate by that of steps that do not, and its standard error."""
+def _ratio(figures: WindowFigures) -> tuple[float, float] | None:
+    """Goodput of steps that speculate / goodput of plain steps, and its standard error; None with too few probes."""
     if figures.probe_weight > 0 and figures.probes < LEAST_PROBES:
         return None
     if figures.probe_weight > 0:
@@ -83,7 +86,7 @@ def _ratio(figures: Figures) -> tuple[float, float] | None:
     return speculative / baseline, UNKNOWN_ERROR
 
 
-def used_share(figures: Figures) -> float:
+def used_share(figures: WindowFigures) -> float:
     """Share of (request, step) pairs that verified a proposal."""
     used = sum(drafter.request_steps for drafter in figures.drafters.values())
     return used / figures.request_steps if figures.request_steps > 0 else 0.0

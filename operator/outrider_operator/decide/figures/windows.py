@@ -1,10 +1,10 @@
-"""From the pods' counters to the figures of a window; counters survive restarts of pods.
+"""Compute the figures of a window from the pods' counters. Restarts of pods lose no counts.
 
-Each pod's counters grow from the start of its process. `record` adds what each grew by since the last look to
-totals of the service, which only grow, and keeps the totals over time; a window is the difference of two of them.
-Prometheus gives the same counters (by the same names) from `increase`, and `figures_of` reads both.
+The counters of a pod grow from the start of its process. `record` adds their growth since the last snapshot to totals
+of the service, and keeps totals over time. A window is the difference of two snapshots. Prometheus returns the same
+counters, under the same names, from `increase`; `figures_of` reads both.
 
-What tells how well drafters do is counted of one revision's pods: a drafter's name may mean another draft in the next.
+Drafter counters come from pods of one revision only: in the next revision a name may stand for another draft.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dataclasses import dataclass, field, replace
 
 from outrider_crds.state import TPOT_BUCKETS_S, RuntimeState
 
-from outrider_operator.inbound.reading import items, text
-from outrider_operator.model import DrafterFigures, Figures, FigureWindows, Object, SLOClassFigures
+from outrider_operator.cluster_model import DrafterFigures, FigureWindows, Object, SLOClassFigures, WindowFigures
+from outrider_operator.validation.reading import items, text
 
 Counter = tuple[str, ...]
 Counters = Mapping[Counter, float]
 """("output_tokens",), ("drafter", NAME, "tried"), ("class", NAME, "tpot", INDEX), ("probe", "baseline_s") ..."""
 
 RARE_WINDOWS = 5
-"""Probes, and the trials of a drafter that does not pay, are 1% of the steps: they are counted over so many windows."""
+"""Windows over which rare events count: probes, and trials of a drafter that does not pay, are 1% of the steps."""
 _RARE = {"probe", "drafter", "steps", "speculative_steps"}
 _NAMED = {"drafter", "class"}
 _BY_REVISION = {"probe", "drafter", "steps", "speculative_steps", "request_steps", "busy_s"}
-"""Counted of the pods of one revision only; the others are sums over all pods that users are served by."""
+"""Counters of the pods of one revision only. The others are sums over all pods that serve."""
 _TOLERANCE = 0.1
-"""A window may be shorter than asked by this share: looks are not taken to the second."""
+"""Share by which a window may be too short: snapshots are not taken to the second."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """The totals at one moment."""
+class Snapshot:
+    """Totals of a service at one moment."""
 
     at: float
     totals: Counters
@@ -44,26 +44,26 @@ class Look:
 
 @dataclass(frozen=True)
 class History:
-    """Totals of a service over time. The operator keeps one in memory; a restart of it begins a new one."""
+    """Totals of a service over time. It lives in the operator's memory, so a restart begins a new one."""
 
-    looks: tuple[Look, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
     """Oldest first."""
     pods: Mapping[str, tuple[float, Counters]] = field(default_factory=dict)
-    """Pod name -> (start of its process, its counters), as last seen."""
+    """Pod name -> (start of its process, its counters) at its last report."""
     revision: str = ""
-    """Revision that the counters of `_BY_REVISION` are of."""
+    """Revision whose pods the counters in `_BY_REVISION` count."""
 
 
 def names_of(service: Object | None) -> frozenset[Counter]:
-    """("drafter", NAME) and ("class", NAME) of all that the service's spec names."""
+    """("drafter", NAME) and ("class", NAME) for all drafters and SLO classes in the spec."""
     lists = {"drafter": items(service, "spec", "draftPool"), "class": items(service, "spec", "sloClasses")}
     return frozenset(
-        (kind, text(item, "name")) for kind, found in lists.items() for item in found if text(item, "name")
+        (kind, text(item, "name")) for kind, entries in lists.items() for item in entries if text(item, "name")
     )
 
 
 def followed_revision(revisions: Mapping[str, str], newest: str) -> str:
-    """The revision of most pods; `newest`, the Deployment's, where two have as many. revisions: pod -> its revision."""
+    """The revision with most pods; in a tie `newest`, the Deployment's. revisions: pod name -> its revision."""
     counts = TallyOf(revisions.values())
     return max(counts, key=lambda name: (counts[name], name == newest, name), default=newest)
 
@@ -73,49 +73,49 @@ def record(
     states: Mapping[str, RuntimeState],
     names: Set[Counter],
     pods_ready: int,
-    now: float,
+    at: float,
     window_s: float,
     others: Set[str] = frozenset(),
 ) -> History:
-    """`history` with one more look; looks that no window can reach any more are dropped.
+    """Add a snapshot to `history`, and drop snapshots that no window needs any more.
 
-    Totals are kept of `names` only: a pod may name anything. Called again for the same moment with further pods'
-    states, it completes that look. others: pods of another revision than the history's.
+    Only counters in `names` are kept: a faulty pod may report any name. A second call for the same moment, with states
+    of further pods, completes that snapshot. others: pods of another revision than the history's.
     """
     history = _without_others(history, names)
     seen = {name: (state.started_at, counters(state)) for name, state in states.items()}
-    horizon = now - (RARE_WINDOWS + 1) * window_s
-    earlier = tuple(old for old in history.looks if old.at >= horizon and old.at != now)
-    answered = sum(old.pods_answered for old in history.looks if old.at == now) + len(states)
-    look = Look(now, _totals(history, seen, names, now, others), answered, pods_ready)
-    # A pod that does not answer this time keeps its counters: what it does meanwhile counts at its next answer.
-    looks = (*_thinned(earlier, now - 2.5 * window_s), look)
-    return replace(history, looks=looks, pods={**history.pods, **seen})
+    horizon = at - (RARE_WINDOWS + 1) * window_s
+    earlier = tuple(old for old in history.snapshots if old.at >= horizon and old.at != at)
+    answered = sum(old.pods_answered for old in history.snapshots if old.at == at) + len(states)
+    snapshot = Snapshot(at, _totals(history, seen, names, at, others), answered, pods_ready)
+    # A pod that does not answer now keeps its counters: its work until then counts at its next answer.
+    snapshots = (*_thinned(earlier, at - 2.5 * window_s), snapshot)
+    return replace(history, snapshots=snapshots, pods={**history.pods, **seen})
 
 
 def following(history: History, revision: str) -> History:
-    """`history` of the pods of `revision`: what was counted of another's drafters is dropped."""
+    """`history` that follows the pods of `revision`. Drafter counters of another revision are dropped."""
     if history.revision == revision:
         return history
-    looks = tuple(replace(look, totals=_of_every_revision(look.totals)) for look in history.looks)
-    return replace(history, looks=looks, revision=revision)
+    snapshots = tuple(replace(snapshot, totals=_of_every_revision(snapshot.totals)) for snapshot in history.snapshots)
+    return replace(history, snapshots=snapshots, revision=revision)
 
 
 def forget(history: History, pods: set[str]) -> History:
-    """`history` without the pods that are gone for good (not in `pods`); their counts stay in the totals."""
+    """`history` without pods that no longer exist (not in `pods`). Their counts stay in the totals."""
     return replace(history, pods={name: seen for name, seen in history.pods.items() if name in pods})
 
 
-def windows(history: History, now: float, window_s: float, error: str = "") -> FigureWindows:
-    """The window that ends now and the one before it."""
+def windows(history: History, at: float, window_s: float, error: str = "") -> FigureWindows:
+    """The window that ends at `at` and the one before it."""
     if error:
         return FigureWindows(error=error)
-    return FigureWindows(_window(history, now, window_s), _window(history, now - window_s, window_s))
+    return FigureWindows(_window(history, at, window_s), _window(history, at - window_s, window_s))
 
 
 def counters(state: RuntimeState) -> dict[Counter, float]:
-    """The counters of one pod that figures are made of; those at 0 are left out."""
-    found: dict[Counter, float] = {
+    """The counters of one pod that figures need; those at 0 are left out."""
+    values: dict[Counter, float] = {
         ("output_tokens",): state.output_tokens,
         ("request_steps",): sum(state.draft_length_steps),
         ("busy_s",): state.busy_s,
@@ -130,22 +130,24 @@ def counters(state: RuntimeState) -> dict[Counter, float]:
         ("probe", "speculative_s"): state.speedup.speculative_s,
     }
     for drafter in state.drafters:
-        found["drafter", drafter.name, "tried"] = drafter.tried
-        found["drafter", drafter.name, "accepted"] = drafter.accepted
-        found["drafter", drafter.name, "request_steps"] = drafter.request_steps
+        values["drafter", drafter.name, "tried"] = drafter.tried
+        values["drafter", drafter.name, "accepted"] = drafter.accepted
+        values["drafter", drafter.name, "request_steps"] = drafter.request_steps
     for slo in state.slo_classes:
-        found["class", slo.name, "finished"] = slo.finished
-        found["class", slo.name, "attained"] = slo.attained
-        found["class", slo.name, "aborted"] = slo.aborted
+        values["class", slo.name, "finished"] = slo.finished
+        values["class", slo.name, "attained"] = slo.attained
+        values["class", slo.name, "aborted"] = slo.aborted
         for index, count in enumerate(slo.tpot.counts):
-            found["class", slo.name, "tpot", str(index)] = count
-    return {key: float(value) for key, value in found.items() if value}
+            values["class", slo.name, "tpot", str(index)] = count
+    return {key: float(value) for key, value in values.items() if value}
 
 
-def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answered: int, pods_ready: int) -> Figures:
-    """Figures from what the counters gained in a window, and (where that is little) in a longer one, `rare`."""
+def figures_of(
+    gained: Counters, rare: Counters, *, window_s: float, pods_answered: int, pods_ready: int
+) -> WindowFigures:
+    """Figures from the growth of counters in a window, and for rare events in a longer one (`rare`)."""
     classes = {key[1] for key in gained if key[0] == "class"}
-    return Figures(
+    return WindowFigures(
         window_s=window_s,
         pods_answered=pods_answered,
         pods_ready=pods_ready,
@@ -170,14 +172,14 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
 
 
 def _tokens_per_step(gained: Counters) -> float:
-    """1 + accepted tokens / (request, step) pairs; 0 without such pairs."""
+    """Tokens per step of a request: 1 + accepted tokens / (request, step) pairs; 0 without such pairs."""
     pairs = gained.get(("request_steps",), 0.0)
     accepted = sum(drafter.accepted for drafter in _drafters(gained).values())
     return 1.0 + accepted / pairs if pairs > 0 else 0.0
 
 
 def _of_every_revision(counts: Counters) -> Counters:
-    """The counters that are summed over pods of every revision."""
+    """The counters that count pods of every revision."""
     return {key: value for key, value in counts.items() if key[0] not in _BY_REVISION}
 
 
@@ -185,12 +187,12 @@ def _totals(
     history: History,
     seen: Mapping[str, tuple[float, Counters]],
     names: Set[Counter],
-    now: float,
+    at: float,
     others: Set[str],
 ) -> Counters:
-    """The totals so far and what each pod gained; the very same ones where nobody did: most services are idle."""
-    before = history.looks[-1].totals if history.looks else {}
-    began = history.looks[0].at if history.looks else now
+    """The last totals plus the growth of each pod; the same object if nothing grew, since most services are idle."""
+    before = history.snapshots[-1].totals if history.snapshots else {}
+    began = history.snapshots[0].at if history.snapshots else at
     totals = dict(before)
     for name, (started_at, current) in seen.items():
         gains = _gained(history.pods.get(name), started_at, current, began, names)
@@ -202,7 +204,7 @@ def _totals(
 def _gained(
     before: tuple[float, Counters] | None, started_at: float, current: Counters, began: float, names: Set[Counter]
 ) -> Mapping[Counter, float]:
-    """What a pod's counters grew by. All of it when its process is new; nothing yet when it is older than we are."""
+    """Growth of a pod's counters: all of them if its process is new, none if it is older than the history."""
     current = _of(current, names)
     if before is None:
         return current if started_at >= began else {}
@@ -212,25 +214,28 @@ def _gained(
     return {key: value - old.get(key, 0.0) for key, value in current.items() if value != old.get(key, 0.0)}
 
 
-def _of(found: Counters, names: Set[Counter]) -> Counters:
-    """Those of the service as a whole, and of its drafters and classes that are in `names`."""
-    return {key: value for key, value in found.items() if key[0] not in _NAMED or key[:2] in names}
+def _of(counters_by_key: Counters, names: Set[Counter]) -> Counters:
+    """Counters of the whole service, and of the drafters and classes in `names`."""
+    return {key: value for key, value in counters_by_key.items() if key[0] not in _NAMED or key[:2] in names}
 
 
 def _without_others(history: History, names: Set[Counter]) -> History:
-    """`history` without what left the spec, at any time: when it comes back, it is counted anew."""
-    if not history.looks or len(_of(history.looks[-1].totals, names)) == len(history.looks[-1].totals):
+    """`history` without drafters and classes that left the spec. If they return, they count from 0."""
+    if not history.snapshots or len(_of(history.snapshots[-1].totals, names)) == len(history.snapshots[-1].totals):
         return history
-    return replace(history, looks=tuple(replace(look, totals=_of(look.totals, names)) for look in history.looks))
+    return replace(
+        history,
+        snapshots=tuple(replace(snapshot, totals=_of(snapshot.totals, names)) for snapshot in history.snapshots),
+    )
 
 
-def _window(history: History, end: float, window_s: float) -> Figures | None:
-    last = _look_at(history, end)
-    # Counted back from the look itself: counted from `end`, a look that is some seconds old would find no partner.
-    first = _look_at(history, last.at - window_s * (1 - _TOLERANCE)) if last is not None else None
+def _window(history: History, end: float, window_s: float) -> WindowFigures | None:
+    last = _snapshot_at(history, end)
+    # The window starts from the snapshot's own time: measured from `end`, an old snapshot would find no partner.
+    first = _snapshot_at(history, last.at - window_s * (1 - _TOLERANCE)) if last is not None else None
     if last is None or first is None:
         return None
-    earliest = next((look for look in history.looks if look.at >= end - RARE_WINDOWS * window_s), first)
+    earliest = next((snapshot for snapshot in history.snapshots if snapshot.at >= end - RARE_WINDOWS * window_s), first)
     return figures_of(
         _difference(last, first),
         _difference(last, earliest),
@@ -240,24 +245,24 @@ def _window(history: History, end: float, window_s: float) -> Figures | None:
     )
 
 
-def _look_at(history: History, moment: float) -> Look | None:
-    """The newest look at or before `moment`."""
-    return next((look for look in reversed(history.looks) if look.at <= moment), None)
+def _snapshot_at(history: History, moment: float) -> Snapshot | None:
+    """The newest snapshot at or before `moment`."""
+    return next((snapshot for snapshot in reversed(history.snapshots) if snapshot.at <= moment), None)
 
 
-def _difference(last: Look, first: Look) -> dict[Counter, float]:
+def _difference(last: Snapshot, first: Snapshot) -> dict[Counter, float]:
     return {key: value - first.totals.get(key, 0.0) for key, value in last.totals.items()}
 
 
-def _thinned(looks: tuple[Look, ...], before: float) -> tuple[Look, ...]:
-    """Looks that only the long window still reads, cut down to the counters that it needs."""
-    return tuple(look if look.at >= before else _rare_only(look) for look in looks)
+def _thinned(snapshots: tuple[Snapshot, ...], before: float) -> tuple[Snapshot, ...]:
+    """Snapshots, of which those older than `before` keep only the counters that the long window needs."""
+    return tuple(snapshot if snapshot.at >= before else _rare_only(snapshot) for snapshot in snapshots)
 
 
-def _rare_only(look: Look) -> Look:
-    if all(key[0] in _RARE for key in look.totals):
-        return look
-    return replace(look, totals={key: value for key, value in look.totals.items() if key[0] in _RARE})
+def _rare_only(snapshot: Snapshot) -> Snapshot:
+    if all(key[0] in _RARE for key in snapshot.totals):
+        return snapshot
+    return replace(snapshot, totals={key: value for key, value in snapshot.totals.items() if key[0] in _RARE})
 
 
 def _drafters(gained: Counters) -> dict[str, DrafterFigures]:

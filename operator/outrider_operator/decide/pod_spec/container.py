@@ -1,13 +1,13 @@
-"""What the containers of serving and profiling pods have in common: environment, image, security."""
+"""Fields that the containers of serving and profiling pods share: environment, image, security."""
 
 from __future__ import annotations
 
 from outrider_crds.runtime_config import MODEL_CACHE_DIR
 from outrider_crds.spec import SecretKeyRef, SpeculativeServiceSpec
 
+from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.pod_spec.placement import resources
 from outrider_operator.decide.pod_spec.volumes import COMPILE_CACHE_DIR, HOME_DIR, RUN_DIR, Mounted
-from outrider_operator.model import Object, Settings
 
 RUN_AS = 65532
 """User and group of the runtime image (Dockerfile)."""
@@ -15,7 +15,7 @@ _UNPRIVILEGED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefaul
 
 
 def container(
-    spec: SpeculativeServiceSpec, settings: Settings, name: str, image: str, volumes: list[Mounted]
+    spec: SpeculativeServiceSpec, settings: OperatorSettings, name: str, image: str, volumes: list[Mounted]
 ) -> Object:
     """The runtime container, without command and probes."""
     template = spec.pod_template
@@ -33,14 +33,14 @@ def container(
             "runAsNonRoot": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # Where the process wrote no message, its last lines stand in the pod's status: no right to read logs needed.
+        # If the process wrote no message, its last log lines go into the pod's status: no right to read logs is needed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in fields.items() if value not in ([], {})}
 
 
-def pod_fields(spec: SpeculativeServiceSpec, settings: Settings, volumes: list[Mounted]) -> Object:
-    """The fields of both pod specs that depend on neither's purpose."""
+def pod_fields(spec: SpeculativeServiceSpec, settings: OperatorSettings, volumes: list[Mounted]) -> Object:
+    """Fields that the pod specs of serving and profiling pods share."""
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would inject VLLM_PORT, which vLLM takes for its own
@@ -50,8 +50,11 @@ def pod_fields(spec: SpeculativeServiceSpec, settings: Settings, volumes: list[M
     return {key: value for key, value in fields.items() if value != []}
 
 
-def security_context(settings: Settings) -> Object:
-    """A platform that assigns users refuses pods that ask for one; elsewhere claims must become writable for ours."""
+def security_context(settings: OperatorSettings) -> Object:
+    """Security context of a pod. It sets user and group, so that claims are writable, unless the platform assigns them.
+
+    A platform that assigns users refuses pods that set one.
+    """
     if settings.platform_assigns_user:
         return _UNPRIVILEGED
     ours = {"runAsUser": RUN_AS, "runAsGroup": RUN_AS, "fsGroup": RUN_AS, "fsGroupChangePolicy": "OnRootMismatch"}
@@ -59,7 +62,7 @@ def security_context(settings: Settings) -> Object:
 
 
 def environment(spec: SpeculativeServiceSpec) -> list[Object]:
-    """Folders that are writable, the hub's token, and the engine's environment."""
+    """Environment variables: writable folders, the hub's token, and the engine's variables."""
     fixed = {
         "HOME": HOME_DIR,
         "USER": "outrider",  # the user id need not be in the image's passwd; torch asks for its name
@@ -75,7 +78,7 @@ def environment(spec: SpeculativeServiceSpec) -> list[Object]:
 
 
 def merged(*groups: list[Object]) -> list[Object]:
-    """One variable of a name, the last one given: a list with two could not be applied."""
+    """One variable per name, the last one: a list with two of a name cannot be applied."""
     return list({str(variable.get("name")): variable for group in groups for variable in group}.values())
 
 

@@ -1,6 +1,6 @@
-"""`spec.podTemplate` on the pods that Outrider writes: a strategic merge, and what it must not touch.
+"""Apply `spec.podTemplate` to pods as a strategic merge patch, and find fields that it must not set.
 
-Kubernetes validates the result. Refused here is what would take a pod out of Outrider's hands, or out of its sandbox.
+Kubernetes validates the result. Problems here are fields that take a pod out of Outrider's control or its sandbox.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.pod_template import PodTemplate
 from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
 
-from outrider_operator.decide.pod_spec.sandbox import annotation_objections, container_objections, pod_objections
-from outrider_operator.inbound.reading import items, mapping, text
-from outrider_operator.model import Object
+from outrider_operator.cluster_model import Object
+from outrider_operator.decide.pod_spec.sandbox import annotation_problems, container_problems, pod_problems
+from outrider_operator.validation.reading import items, mapping, text
 
 RUNTIME = "runtime"
-"""Name of the serving container, by which a patch names it in a profiling pod, too."""
+"""Name of the serving container. A patch uses it for the container of a profiling pod, too."""
 _MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "imagePullSecrets": "name",
     "resourceClaims": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
     "hostAliases": "ip", "claims": "name",
 }  # fmt: skip
-"""Lists that Kubernetes merges by a key of their items; others are replaced."""
+"""Lists that Kubernetes merges by a key of their items. Other lists are replaced."""
 _RESERVED = (
     "activeDeadlineSeconds", "ephemeralContainers", "hostIPC", "hostNetwork", "hostPID", "nodeName", "restartPolicy",
     "terminationGracePeriodSeconds",
 )  # fmt: skip
 _OFF_BY_DEFAULT = ("hostIPC", "hostNetwork", "hostPID")
-"""Reserved booleans of which false changes nothing."""
+"""Reserved booleans that may be set to false, which is the default."""
 _RESERVED_IN_RUNTIME = (
     "args", "command", "env", "envFrom", "image", "lifecycle", "livenessProbe", "ports", "readinessProbe",
     "resources", "startupProbe", "terminationMessagePath", "terminationMessagePolicy", "volumeMounts", "workingDir",
 )  # fmt: skip
-"""Outrider's, or fields of podTemplate itself."""
+"""Fields that Outrider sets, or that podTemplate has itself."""
 _SERVING_ONLY = ("containers", "preemptionPolicy", "priorityClassName", "schedulingGates", "topologySpreadConstraints")
 _MERGED_ELSEWHERE = ("affinity",)
-"""The product's node affinity goes into each of its terms (`placement`)."""
+"""Fields that `placement` merges: the product's node affinity goes into each term."""
 _OUR_PORTS = (SERVING_PORT, ADMIN_PORT)
 
 
 def merged(base: Any, patch: Any, name: str = "") -> Any:
-    """`base` with `patch` over it: maps by key (null removes), lists by their merge key. name: of the field."""
+    """Merge `patch` into `base`: maps by key (null removes), lists by their merge key. name: name of the field."""
     if isinstance(base, dict) and isinstance(patch, dict):
         both = {**base, **{key: merged(base.get(key), item, key) for key, item in patch.items()}}
         return {key: item for key, item in both.items() if item is not None}
@@ -60,9 +60,9 @@ def _merged_lists(base: list[Any], patch: list[Any], key: str | None) -> list[An
 
 
 def patched(pod: Object, template: PodTemplate, container: str, *, serving: bool = True) -> Object:
-    """The pod spec with podTemplate's other fields over it. container: name of the runtime container in it.
+    """The pod spec with podTemplate's other fields merged into it. container: name of its runtime container.
 
-    A profiling pod takes those that help to run, and no containers that would outlive the measurement.
+    A profiling pod gets the fields that it needs to run, but no containers that would outlive the measurement.
     """
     skipped = (*_MERGED_ELSEWHERE, *(() if serving else _SERVING_ONLY))
     result: Object = merged(pod, {name: value for name, value in template.others.items() if name not in skipped})
@@ -72,8 +72,8 @@ def patched(pod: Object, template: PodTemplate, container: str, *, serving: bool
     return merged(result, {"containers": [{**runtime, "name": container}]})  # type: ignore[no-any-return]
 
 
-def objections(template: PodTemplate) -> Iterator[str]:
-    """A sentence for each part of podTemplate that pods must not have."""
+def patch_problems(template: PodTemplate) -> Iterator[str]:
+    """A sentence for each field of podTemplate that must not be set."""
     others = template.others
     for name in _RESERVED:
         if name in others and not (name in _OFF_BY_DEFAULT and others[name] is False):
@@ -83,12 +83,12 @@ def objections(template: PodTemplate) -> Iterator[str]:
             yield f"spec.podTemplate.{name} must not take the place of Outrider's: name what is to change in it"
     for kind in ("containers", "initContainers"):
         for container in items(others, kind):
-            yield from _container_objections(container, f"spec.podTemplate.{kind}[{text(container, 'name')}]")
-    yield from pod_objections(mapping(others, "securityContext"), "spec.podTemplate.securityContext")
-    yield from annotation_objections(template.annotations, "spec.podTemplate.annotations")
+            yield from _container_problems(container, f"spec.podTemplate.{kind}[{text(container, 'name')}]")
+    yield from pod_problems(mapping(others, "securityContext"), "spec.podTemplate.securityContext")
+    yield from annotation_problems(template.annotations, "spec.podTemplate.annotations")
 
 
-def _container_objections(container: Object, where: str) -> Iterator[str]:
+def _container_problems(container: Object, where: str) -> Iterator[str]:
     is_runtime = text(container, "name") == RUNTIME
     if is_runtime:
         for name in _RESERVED_IN_RUNTIME:
@@ -97,7 +97,7 @@ def _container_objections(container: Object, where: str) -> Iterator[str]:
     if not isinstance(container.get("securityContext", {}), dict):
         yield f"{where}.securityContext must not take the place of Outrider's: name what is to change in it"
     context, place = mapping(container, "securityContext"), f"{where}.securityContext"
-    yield from container_objections(context, place, is_runtime=is_runtime)
+    yield from container_problems(context, place, is_runtime=is_runtime)
     for mount in items(container, "volumeMounts"):
         if text(mount, "name").startswith(OUR_VOLUMES):
             yield f"{where}.volumeMounts names {text(mount, 'name')}, a volume of Outrider's: use one of your own"
@@ -109,8 +109,10 @@ def _container_objections(container: Object, where: str) -> Iterator[str]:
 
 
 def writable_host_mount(template: PodTemplate) -> str:
-    """The mount by which a container of the patch could write to the node; empty without one. Admission refuses those
-    of the runtime container."""
+    """The mount through which a container of podTemplate could write to the node; empty without one.
+
+    Admission already refuses such mounts of the runtime container.
+    """
     hosts = {volume.name for volume in template.volumes if volume.host_path is not None}
     for kind in ("containers", "initContainers"):
         for container in items(template.others, kind):

@@ -1,4 +1,4 @@
-"""Where pods may run: which nodes have a product, and what a pod spec needs to land on them."""
+"""Placement of pods: which nodes offer a product, and the fields of a pod spec that select them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from outrider_crds.pod_template import PodTemplate
 from outrider_crds.quantity import quantity
 from outrider_crds.spec import Accelerator, SpeculativeServiceSpec
 
-from outrider_operator.inbound.reading import items, mapping, text
-from outrider_operator.model import Node, Object
+from outrider_operator.cluster_model import Node, Object
+from outrider_operator.validation.reading import items, mapping, text
 
 NODE_HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -21,37 +21,37 @@ def gpus(accelerator: Accelerator, tensor_parallel_size: int) -> int:
 
 
 def scheduling(spec: SpeculativeServiceSpec, products: list[str], hostnames: Sequence[str] = ()) -> Object:
-    """The fields of a pod spec that choose its node: the user's, and the products' node affinity added to them.
+    """The fields of a pod spec that choose its node: the user's, plus node affinity to the products.
 
-    With `hostnames` the pod lands on one of these nodes or waits: no autoscaler makes a node of that name.
+    With `hostnames` the pod runs on one of these nodes or waits: no autoscaler adds a node of that name.
     """
     accelerator, template = spec.accelerator, spec.pod_template
     fields: Object = {
         "affinity": _affinity(template, accelerator, products, hostnames),
         "nodeSelector": dict(accelerator.node_selector),
-        "tolerations": [each.wire() for each in accelerator.tolerations],
+        "tolerations": [toleration.wire() for toleration in accelerator.tolerations],
     }
     return {name: value for name, value in fields.items() if value}
 
 
 def resources(spec: SpeculativeServiceSpec) -> Object:
-    """The user's requests and limits, and the GPUs among both (extended resources need equal ones)."""
-    given: Object = spec.pod_template.resources.wire() if spec.pod_template.resources else {}
+    """The user's requests and limits, plus the GPUs in both: extended resources need equal values."""
+    fields: Object = spec.pod_template.resources.wire() if spec.pod_template.resources else {}
     count = gpus(spec.accelerator, spec.engine.tensor_parallel_size)
     if count and not claims_devices(spec):
         for block in ("limits", "requests"):
-            given[block] = {**given.get(block, {}), spec.accelerator.resource_name: str(count)}
-    return given
+            fields[block] = {**fields.get(block, {}), spec.accelerator.resource_name: str(count)}
+    return fields
 
 
 def claims_devices(spec: SpeculativeServiceSpec) -> bool:
-    """The user names resource claims (DRA) for the container: its GPUs come by them, not by a device plugin."""
+    """Does the container name resource claims (DRA)? Then its GPUs come from them, not from a device plugin."""
     resources = spec.pod_template.resources
     return resources is not None and bool(resources.others.get("claims"))
 
 
 def patched_tolerations(spec: SpeculativeServiceSpec) -> list[Object]:
-    """Tolerations of podTemplate. Kubernetes has yet to judge them: texts alone count."""
+    """Tolerations of podTemplate. They are not validated yet, so values other than texts are left out."""
     tolerations = items(spec.pod_template.others, "tolerations")
     return [{key: value for key, value in fields.items() if isinstance(value, str)} for fields in tolerations]
 
@@ -59,7 +59,7 @@ def patched_tolerations(spec: SpeculativeServiceSpec) -> list[Object]:
 def has_node(
     nodes: Iterable[Node] | None, spec: SpeculativeServiceSpec, product: str, admitted: Iterable[Object]
 ) -> bool:
-    """Is there a node for `product`? `admitted` are tolerations that admission gave to pods. Unseen nodes fit."""
+    """Is there a node for `product`? True if nodes cannot be read. admitted: tolerations that admission added."""
     return nodes is None or is_room_among(nodes, spec, product, all_tolerations(spec, admitted))
 
 
@@ -78,29 +78,30 @@ def is_room_among(
 def fitting_nodes(
     nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
 ) -> Iterator[Node]:
-    """The `nodes` that a pod for `product` with `tolerations` could ever run on. What other pods take there does not
-    count."""
+    """The `nodes` that a pod for `product` with `tolerations` could run on, whatever other pods use there."""
     accelerator = spec.accelerator
     own = {} if accelerator.on_cpu else {accelerator.product_label: product}
-    wanted = {**accelerator.node_selector, **mapping(spec.pod_template.others, "nodeSelector"), **own}
+    labels = {**accelerator.node_selector, **mapping(spec.pod_template.others, "nodeSelector"), **own}
     count = 0 if claims_devices(spec) else gpus(accelerator, spec.engine.tensor_parallel_size)
-    given = tuple(tolerations)
+    tolerated = tuple(tolerations)
 
     @cache  # a cluster has few taints, on thousands of nodes
     def is_tolerated(key: str, value: str, effect: str) -> bool:
-        return effect == "PreferNoSchedule" or any(_tolerates(each, key, value, effect) for each in given)
+        return effect == "PreferNoSchedule" or any(
+            _tolerates(toleration, key, value, effect) for toleration in tolerated
+        )
 
     return (
         node
         for node in nodes
-        if all(node.labels.get(name) == value for name, value in wanted.items())
+        if all(node.labels.get(name) == value for name, value in labels.items())
         and (quantity(node.allocatable.get(accelerator.resource_name, "0")) or 0) >= count
-        and all(is_tolerated(text(each, "key"), text(each, "value"), text(each, "effect")) for each in node.taints)
+        and all(is_tolerated(text(taint, "key"), text(taint, "value"), text(taint, "effect")) for taint in node.taints)
     )
 
 
 def _tolerates(toleration: Object, key: str, value: str, effect: str) -> bool:
-    """A taint of that key, value and effect."""
+    """Does `toleration` tolerate the taint with this key, value and effect?"""
     if toleration.get("effect") not in (None, "", effect):
         return False
     if not toleration.get("key"):
@@ -110,7 +111,7 @@ def _tolerates(toleration: Object, key: str, value: str, effect: str) -> bool:
 
 
 def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str], hostnames: Sequence[str]) -> Object:
-    """The user's affinity with product and nodes in each of its node selector terms: terms are alternatives."""
+    """The user's affinity with product and nodes added to each node selector term: terms are alternatives."""
     affinity = {kind: rules for kind, rules in mapping(template.others, "affinity").items() if rules is not None}
     labels = {} if accelerator.on_cpu else {accelerator.product_label: products}
     labels |= {NODE_HOSTNAME: list(hostnames)} if hostnames else {}

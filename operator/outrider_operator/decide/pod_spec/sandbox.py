@@ -1,14 +1,14 @@
-"""Security contexts of `spec.podTemplate`: what leaves Pod Security "baseline", or weakens what Outrider sets."""
+"""Find security settings in `spec.podTemplate` that violate Pod Security "baseline" or weaken Outrider's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from outrider_operator.inbound.reading import items, mapping
-from outrider_operator.model import Object
+from outrider_operator.cluster_model import Object
+from outrider_operator.validation.reading import items, mapping
 
 _CONFINED = ("RuntimeDefault", "Localhost")
-"""Types of seccomp and AppArmor profiles that baseline has."""
+"""Types of seccomp and AppArmor profiles that baseline allows."""
 _SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _SAFE_SYSCTLS = (
     "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports",
@@ -16,13 +16,13 @@ _SAFE_SYSCTLS = (
     "net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time",
     "net.ipv4.tcp_syncookies",
 )  # fmt: skip
-"""Those that baseline has: they act on the pod alone."""
+"""Sysctls that baseline allows: they affect only the pod."""
 _APPARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
-"""Annotations that begin so and end in a container's name are podTemplate's: kubelets before 1.30 know no field."""
+"""Prefix of AppArmor annotations; a container's name follows. Kubelets before 1.30 have no field for it."""
 
 
-def pod_objections(context: Object, where: str) -> Iterator[str]:
-    """A sentence for each part of a pod's securityContext that it must not have."""
+def pod_problems(context: Object, where: str) -> Iterator[str]:
+    """A sentence for each forbidden field of a pod's securityContext."""
     yield from _baseline(context, where)
     yield from _weakened(context, where, {"runAsNonRoot": True})
     for sysctl in items(context, "sysctls"):
@@ -30,8 +30,8 @@ def pod_objections(context: Object, where: str) -> Iterator[str]:
             yield f"{where}.sysctls sets {sysctl.get('name')}, which is not among Kubernetes' safe ones: remove it"
 
 
-def container_objections(context: Object, where: str, *, is_runtime: bool) -> Iterator[str]:
-    """A sentence for each part of a container's securityContext that it must not have."""
+def container_problems(context: Object, where: str, *, is_runtime: bool) -> Iterator[str]:
+    """A sentence for each forbidden field of a container's securityContext."""
     yield from _baseline(context, where)
     for name in ("privileged", "allowPrivilegeEscalation"):
         if context.get(name):
@@ -46,7 +46,7 @@ def container_objections(context: Object, where: str, *, is_runtime: bool) -> It
         yield from _kept_capabilities(context, where)
 
 
-def annotation_objections(annotations: Mapping[str, str], where: str) -> Iterator[str]:
+def annotation_problems(annotations: Mapping[str, str], where: str) -> Iterator[str]:
     """A sentence for each annotation that turns AppArmor off."""
     for name, value in annotations.items():
         if name.startswith(_APPARMOR_PREFIX) and value != "runtime/default" and not value.startswith("localhost/"):
@@ -69,7 +69,10 @@ def _baseline(context: Object, where: str) -> Iterator[str]:
 
 
 def _weakened(context: Object, where: str, ours: Mapping[str, bool]) -> Iterator[str]:
-    """`ours` is what Outrider sets. User 0 is root, and an absent profile is none where the kubelet has no default."""
+    """A sentence for each field that weakens Outrider's settings (`ours`).
+
+    User 0 is root. Without a seccomp profile a pod runs unconfined if the kubelet has no default.
+    """
     for name, value in ours.items():
         if context.get(name, value) is not value:
             yield f"{where}.{name} must stay {str(value).lower()}: remove it"

@@ -1,4 +1,4 @@
-"""The pod template of the serving Deployment. It is rendered once for a revision and kept with it."""
+"""The pod template of the serving Deployment. It is rendered once per revision and stored with it."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from outrider_crds.runtime_config import (
 )
 from outrider_crds.spec import Rollout, SpeculativeServiceSpec
 
+from outrider_operator.cluster_model import REVISION_LABEL, Object, OperatorSettings, hot_map_name
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.patch import RUNTIME, patched
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
-from outrider_operator.inbound.reading import integer, items, text
-from outrider_operator.model import REVISION_LABEL, Object, Settings, hot_map_name
+from outrider_operator.validation.reading import integer, items, text
 
 CONTAINER = RUNTIME
 _STARTUP_PERIOD_S = 2
 _ENDPOINT_REMOVAL_S = 5
-"""The container hears of its end only after this time, when the Service sends it no new connections."""
+"""Seconds before the container gets its signal, in which the Service stops sending new connections."""
 _CONNECTION_GRACE_S = 2
-"""Then it answers with `Connection: close` for so long, so that clients with open connections move on in order."""
+"""Seconds in which it then answers with `Connection: close`, so that clients with open connections move on."""
 _SHUTDOWN_MARGIN_S = 15
 
 
 @dataclass(frozen=True)
 class PodTimes:
-    """Times that a pod has, fixed for its life."""
+    """Limits of a pod's start and end, which are fixed for its life."""
 
     startup_probes: int
     """Start-up probes that may fail."""
     grace_s: int
-    """Seconds between its deletion and its end."""
+    """Seconds between the deletion and the end of the pod."""
 
     def cover(self, needed: PodTimes) -> bool:
         return self.startup_probes >= needed.startup_probes and self.grace_s >= needed.grace_s
 
 
 def pod_times(rollout: Rollout) -> PodTimes:
-    """A pod may start for as long as progressDeadline, and end for as long as drainTimeout."""
+    """Limits from the spec: progressDeadline bounds the start of a pod, drainTimeout its end."""
     return PodTimes(
         startup_probes=max(1, math.ceil(seconds(rollout.progress_deadline) / _STARTUP_PERIOD_S)),
         grace_s=_ENDPOINT_REMOVAL_S + math.ceil(seconds(rollout.drain_timeout)) + _SHUTDOWN_MARGIN_S,
@@ -56,7 +56,7 @@ def pod_times(rollout: Rollout) -> PodTimes:
 
 
 def times_of(template: Object) -> PodTimes:
-    """Zeros where a template of another release says nothing of them."""
+    """Limits in a pod template; 0 where a template of another release does not have them."""
     runtime = next((c for c in items(template, "spec", "containers") if text(c, "name") == CONTAINER), {})
     return PodTimes(
         startup_probes=integer(runtime, "startupProbe", "failureThreshold"),
@@ -66,16 +66,16 @@ def times_of(template: Object) -> PodTimes:
 
 def pod_template(
     spec: SpeculativeServiceSpec,
-    settings: Settings,
+    settings: OperatorSettings,
     service: str,
     revision: str,
     image: str,
     keys: list[ProfileKeys],
     hot_map: str = "",
 ) -> Object:
-    """Pods of `revision`, as this release renders them. It is kept with the revision: nothing else may move it.
+    """The pod template of `revision` as this release renders it. It is stored with the revision and never changes.
 
-    hot_map: name of the ConfigMap with the hot config, where that is not the service's own.
+    hot_map: name of the ConfigMap with the hot config, if it is not the service's own.
     """
     volumes = [
         *configuration_volumes(f"{service}-{revision}", hot_map or hot_map_name(service), keys),
@@ -118,7 +118,7 @@ def pod_template(
 def _metadata(spec: SpeculativeServiceSpec, service: str, revision: str) -> Object:
     products = spec.accelerator.products
     annotations = dict(spec.pod_template.annotations)
-    if len(products) == 1:  # known before the pod has a node: it need not learn until it is annotated
+    if len(products) == 1:  # the product is known before the pod has a node, so the pod need not wait for it
         annotations[PRODUCT_ANNOTATION] = products[0]
     return {
         "labels": {**spec.pod_template.labels, **labels(service), REVISION_LABEL: revision},
@@ -127,7 +127,7 @@ def _metadata(spec: SpeculativeServiceSpec, service: str, revision: str) -> Obje
 
 
 def _probes(startup_probes: int) -> Object:
-    """Start-up has the rollout's whole deadline; liveness only counts from then on, and lets a busy pod be slow."""
+    """Probes. Start-up may take the rollout's whole deadline; liveness starts after it and tolerates a slow pod."""
 
     def probe(path: str, period_s: int, failures: int) -> Object:
         return {

@@ -19,7 +19,7 @@ from outrider_crds.runtime_config import (
 )
 from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
 
-from outrider_operator.model import Object
+from outrider_operator.cluster_model import Object
 
 RUN_DIR = "/run/outrider"
 HOME_DIR = "/home/outrider"
@@ -36,7 +36,7 @@ class Mounted:
 
 
 def profile_name(target_key: str) -> str:
-    """Of the profile's ConfigMap, and of the one Job at a time that measures for it."""
+    """Name of a profile's ConfigMap and of the Job that measures it."""
     return f"outrider-profile-{target_key}"
 
 
@@ -69,8 +69,10 @@ def scratch_volumes() -> list[Mounted]:
 
 
 def configuration_volumes(boot: str, hot: str, keys: list[ProfileKeys]) -> list[Mounted]:
-    """Boot and hot ConfigMaps, the pod's annotations, one profile per product. Whole folders: a subPath mount
-    would never be updated; and profiles may be missing: no pod waits for one."""
+    """Boot and hot ConfigMaps, the pod's annotations, and one profile per product.
+
+    Whole folders are mounted, since a subPath mount is never updated. Profiles are optional: no pod waits for one.
+    """
     config = [{"key": CONFIG_KEY, "path": CONFIG_KEY}]
     annotations = [{"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}]
     return [

@@ -1,1 +1,1 @@
-"""Profiling: what is measured, the Jobs that measure, and the ConfigMaps that keep what they found."""
+"""Profiling: what to measure, the Jobs that measure it, and the ConfigMaps that store the results."""

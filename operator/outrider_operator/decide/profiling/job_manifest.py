@@ -1,4 +1,4 @@
-"""The profiling Job: one at a time for a target on a product, measuring only what is asked."""
+"""The manifest of a profiling Job: one at a time for a target on a product, with only the requested measurements."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from outrider_crds.base import digest, seconds
 from outrider_crds.runtime_config import BootConfig, boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 
+from outrider_operator.cluster_model import JOB, PROFILING, Object, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.patch import patched
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import model_volumes, profile_name, scratch_volumes
-from outrider_operator.decide.profiling.asked import Asked, annotations_of
-from outrider_operator.inbound.results import PROFILER
-from outrider_operator.model import JOB, PROFILING, Identity, Object, Settings
+from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, annotations_of
+from outrider_operator.validation.results import PROFILER
 
 NODES_ANNOTATION = "outrider.dev/nodes"
 _MARK_LENGTH = 6
 _RESULT_FILE = "/dev/termination-log"
-_NOBODY = "outrider-profile"
-"""Stands for service and revision in the Job's boot config: what it measures is no single service's."""
+_SHARED_NAME = "outrider-profile"
+"""Service and revision in the Job's boot config: several services share the measurement."""
 
 
 def job_manifest(
-    owner: Identity,
-    settings: Settings,
+    owner: ServiceIdentity,
+    settings: OperatorSettings,
     spec: SpeculativeServiceSpec,
     image: str,
-    asked: Asked,
+    request: MeasurementRequest,
     hostnames: tuple[str, ...] = (),
 ) -> Object:
-    """The Job for `asked`. Its name is the target key's: the API server itself keeps a second one out.
+    """The Job for `request`. Its name is the target key, so the API server itself prevents a second one.
 
     Its pod runs on one of `hostnames`; without any, on every node that fits.
     """
-    # The user's too, on Job and pod: queues, meshes and policies go by them.
+    # Job and pod have the user's labels too, which queues, meshes and policies select by.
     metadata_labels = {**spec.pod_template.labels, **labels(owner.name, PROFILING)}
     return {
         "apiVersion": "batch/v1",
         "kind": JOB,
         "metadata": {
-            "name": profile_name(asked.keys.target),
+            "name": profile_name(request.keys.target),
             "namespace": owner.namespace,
             "labels": metadata_labels,
             "annotations": {
                 **spec.pod_template.annotations,
-                **annotations_of(asked),
+                **annotations_of(request),
                 NODES_ANNOTATION: nodes_mark(hostnames),
             },
-            # Not as controller: services that want the same measurement each add themselves.
+            # No owner is the controller: each service that needs the measurement adds itself.
             "ownerReferences": [owner_reference(owner, controller=False)],
         },
         "spec": {
@@ -65,33 +65,33 @@ def job_manifest(
             },
             "template": {
                 "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
-                "spec": _pod(spec, settings, image, asked, _config(owner, spec, image), hostnames),
+                "spec": _pod(spec, settings, image, request, _config(owner, spec, image), hostnames),
             },
         },
     }
 
 
-def _config(owner: Identity, spec: SpeculativeServiceSpec, image: str) -> BootConfig:
+def _config(owner: ServiceIdentity, spec: SpeculativeServiceSpec, image: str) -> BootConfig:
     return boot_config(
         spec,
-        service=_NOBODY,
+        service=_SHARED_NAME,
         namespace=owner.namespace,
-        revision=_NOBODY,
+        revision=_SHARED_NAME,
         image=image,
         max_draft_tokens=spec.speculation.max_draft_tokens,
     )
 
 
 def nodes_mark(hostnames: tuple[str, ...]) -> str:
-    """Digests of the nodes that a Job may run on: its pod template is not kept in the cache."""
+    """Digests of the nodes that a Job may run on. They go into an annotation: the cache drops pod templates."""
     return " ".join(digest(hostname, _MARK_LENGTH) for hostname in hostnames)
 
 
 def _pod(
     spec: SpeculativeServiceSpec,
-    settings: Settings,
+    settings: OperatorSettings,
     image: str,
-    asked: Asked,
+    request: MeasurementRequest,
     config: BootConfig,
     hostnames: tuple[str, ...],
 ) -> Object:
@@ -99,14 +99,14 @@ def _pod(
     profiler = {
         **container(spec, settings, PROFILER, image, volumes),
         "command": ["outrider-profile"],
-        "args": _arguments(spec, asked, config),
+        "args": _arguments(spec, request, config),
     }
     fields: Object = {
         **pod_fields(spec, settings, volumes),
-        **scheduling(spec, [asked.keys.product], hostnames),
+        **scheduling(spec, [request.keys.product], hostnames),
         "restartPolicy": "Never",
-        # On the pod, not on the Job: it counts from the start of the pod, so that waiting for a free GPU is no
-        # failure, and the pod that ran too long stays, with its last lines.
+        # The deadline is on the pod, not on the Job: it counts from the start of the pod, so that waiting for a free
+        # GPU is not a failure, and a pod that ran too long stays with its last log lines.
         "activeDeadlineSeconds": max(1, math.ceil(seconds(spec.profiling.timeout))),
         "terminationGracePeriodSeconds": 10,
         "containers": [profiler],
@@ -116,9 +116,9 @@ def _pod(
     return patched(fields, spec.pod_template, PROFILER, serving=False)
 
 
-def _arguments(spec: SpeculativeServiceSpec, asked: Asked, config: BootConfig) -> list[str]:
-    arguments = ["--config-json", json.dumps(config.wire(), sort_keys=True), "--product", asked.keys.product]
-    arguments += ["--target"] if asked.target else []
-    for name in asked.drafters:
+def _arguments(spec: SpeculativeServiceSpec, request: MeasurementRequest, config: BootConfig) -> list[str]:
+    arguments = ["--config-json", json.dumps(config.wire(), sort_keys=True), "--product", request.keys.product]
+    arguments += ["--target"] if request.target else []
+    for name in request.drafters:
         arguments += ["--drafter", name]
     return [*arguments, "--time-budget", spec.profiling.time_budget, "--result", _RESULT_FILE]

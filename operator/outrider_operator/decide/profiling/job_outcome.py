@@ -1,4 +1,4 @@
-"""What a finished profiling Job says: a result, a failure in its own words, or nonsense (which is a failure)."""
+"""The outcome of a finished profiling Job: a result, a failure that it reports, or unreadable output (a failure)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from outrider_crds.profile import ProfilingResult
 
+from outrider_operator.cluster_model import JOB_NAME_LABEL, Object
 from outrider_operator.decide.profile_store import Failure, Store, failed
-from outrider_operator.decide.profiling.asked import Asked
-from outrider_operator.inbound.reading import condition_of, cut, is_true, label, name_of, text, uid_of
-from outrider_operator.inbound.results import LastWords, last_words
-from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.model import JOB_NAME_LABEL, Object
+from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
+from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.reading import condition_of, cut, is_true, label, name_of, text, uid_of
+from outrider_operator.validation.results import Termination, termination_of
 
 _MESSAGE_LIMIT = 1024
 _LAST_LINES = 6
@@ -33,78 +33,78 @@ def is_running(pod: Object | None) -> bool:
 
 
 def has_ended(pod: Object | None) -> bool:
-    """True when the pod is gone or its container's last words are in its status."""
-    return pod is None or last_words(pod) is not None or text(pod, "status", "phase") == "Failed"
+    """True if the pod is gone or its status has the container's termination message."""
+    return pod is None or termination_of(pod) is not None or text(pod, "status", "phase") == "Failed"
 
 
-def absorb(store: Store, job: Object, pod: Object | None, asked: Asked) -> Store:
-    """`store` with the outcome of `job`. Doing it twice changes nothing: that is how it is known to be stored."""
-    words = last_words(pod)
-    if words is None or isinstance(words.result, Unfit):
-        return _all_failed(store, asked, _died(job, pod, words))
-    return _with_result(store, job, asked, words.result)
+def absorb(store: Store, job: Object, pod: Object | None, request: MeasurementRequest) -> Store:
+    """`store` plus the outcome of `job`. Repeating it changes nothing, which shows that the outcome is stored."""
+    words = termination_of(pod)
+    if words is None or isinstance(words.result, InvalidInput):
+        return _all_failed(store, request, _died(job, pod, words))
+    return _with_result(store, job, request, words.result)
 
 
-def _with_result(store: Store, job: Object, asked: Asked, result: ProfilingResult) -> Store:
-    """What was asked for and not answered has failed, too."""
-    merged = _with_measured(store, asked, result)
-    merged = _with_reported_failures(merged, job, asked, result)
-    silent = Failure(
+def _with_result(store: Store, job: Object, request: MeasurementRequest, result: ProfilingResult) -> Store:
+    """Add measurements and failures of `result`. A requested key that it does not mention has failed, too."""
+    merged = _with_measured(store, request, result)
+    merged = _with_reported_failures(merged, job, request, result)
+    unanswered = Failure(
         reason="NotMeasured",
         message="The profiling Job reported neither a measurement nor a failure; profiling.timeBudget may be too small",
         job=uid_of(job),
     )
-    missing = [key for key in asked.measured_keys if key not in _answered(asked, result)]
+    missing = [key for key in request.measured_keys if key not in _answered(request, result)]
     for key in missing:
-        merged = merged.with_failure(key, asked.attempt, silent)
-    return merged.with_request(asked.request)
+        merged = merged.with_failure(key, request.attempt, unanswered)
+    return merged.with_request(request.reprofile)
 
 
-def _with_measured(store: Store, asked: Asked, result: ProfilingResult) -> Store:
-    """Measurements of other keys than those asked for are another Job's business and dropped."""
-    if result.target is not None and asked.target and result.target.key == asked.keys.target:
+def _with_measured(store: Store, request: MeasurementRequest, result: ProfilingResult) -> Store:
+    """Add the requested measurements; others belong to another Job and are dropped."""
+    if result.target is not None and request.target and result.target.key == request.keys.target:
         store = store.with_target(result.target)
     for drafter in result.drafters:
-        if drafter.key in asked.measured_keys:
+        if drafter.key in request.measured_keys:
             store = store.with_drafter(drafter)
     return store
 
 
-def _with_reported_failures(store: Store, job: Object, asked: Asked, result: ProfilingResult) -> Store:
+def _with_reported_failures(store: Store, job: Object, request: MeasurementRequest, result: ProfilingResult) -> Store:
     for failure in result.failures:
-        for key in _failed_keys(asked, failure.drafter):
+        for key in _failed_keys(request, failure.drafter):
             if key not in _measured(result):
-                store = store.with_failure(key, asked.attempt, failed(failure, uid_of(job)))
+                store = store.with_failure(key, request.attempt, failed(failure, uid_of(job)))
     return store
 
 
-def _failed_keys(asked: Asked, drafter: str) -> tuple[str, ...]:
-    """A drafter's own key; the failure of the target is everyone's."""
+def _failed_keys(request: MeasurementRequest, drafter: str) -> tuple[str, ...]:
+    """Keys that a failure concerns: the drafter's key, or all keys if the target failed."""
     if not drafter:
-        return asked.measured_keys
-    return (asked.keys.drafters[drafter],) if drafter in asked.drafters else ()
+        return request.measured_keys
+    return (request.keys.drafters[drafter],) if drafter in request.drafters else ()
 
 
 def _measured(result: ProfilingResult) -> set[str]:
     return {drafter.key for drafter in result.drafters} | ({result.target.key} if result.target else set())
 
 
-def _answered(asked: Asked, result: ProfilingResult) -> set[str]:
-    return _measured(result).union(*(_failed_keys(asked, failure.drafter) for failure in result.failures))
+def _answered(request: MeasurementRequest, result: ProfilingResult) -> set[str]:
+    return _measured(result).union(*(_failed_keys(request, failure.drafter) for failure in result.failures))
 
 
-def _all_failed(store: Store, asked: Asked, failure: Failure) -> Store:
-    for key in asked.measured_keys:
-        store = store.with_failure(key, asked.attempt, failure)
-    return store.with_request(asked.request)
+def _all_failed(store: Store, request: MeasurementRequest, failure: Failure) -> Store:
+    for key in request.measured_keys:
+        store = store.with_failure(key, request.attempt, failure)
+    return store.with_request(request.reprofile)
 
 
-def _died(job: Object, pod: Object | None, words: LastWords | None) -> Failure:
-    """A failure in the pod's own last lines, or in the words of kubelet or Job controller where it left none."""
+def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure:
+    """A failure described by the pod's last lines; without any, by the kubelet or the Job controller."""
     lines = [line.strip() for line in words.message.splitlines() if line.strip()] if words is not None else []
     if text(pod, "status", "reason") == "DeadlineExceeded":
         what = "It ran longer than profiling.timeout and was stopped"
-    elif words is not None and words.exit_code == 0 and isinstance(words.result, Unfit):
+    elif words is not None and words.exit_code == 0 and isinstance(words.result, InvalidInput):
         what = f"It left no result that can be read ({words.result.detail})"
     elif words is not None:
         what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"

@@ -1,4 +1,4 @@
-"""The life of profiling Jobs: created, adopted, left, deleted once their result is stored."""
+"""The life cycle of profiling Jobs: create, share, release, and delete once the result is stored."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 
 from outrider_crds.spec import ProfilingMode
 
-from outrider_operator.decide.intent import Intent
+from outrider_operator.cluster_model import JOB, Object, OperatorSettings, ServiceIdentity
+from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.ownership import owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.profiling.asked import asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_manifest import NODES_ANNOTATION, job_manifest, nodes_mark
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
+from outrider_operator.decide.profiling.measurement_request import attempt_hash, request_of
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable, with_nodes
-from outrider_operator.decide.profiling.sharing import deletion, joins, leave
-from outrider_operator.inbound.reading import (
+from outrider_operator.decide.profiling.shared_objects import deletion, joins, leave
+from outrider_operator.plan import Adoption, Delete
+from outrider_operator.validation.reading import (
     annotation,
     is_being_deleted,
     name_of,
@@ -23,17 +25,16 @@ from outrider_operator.inbound.reading import (
     uid_of,
     unix_seconds,
 )
-from outrider_operator.model import JOB, Identity, Object, Settings
-from outrider_operator.plan import Adoption, Delete
 
-_WORDS_S = 2.0
-"""A pod's last words follow the end of its Job within moments."""
+_TERMINATION_MESSAGE_WAIT_S = 2.0
+"""Seconds until the next reconcile while a pod's termination message is missing: it follows the end of the Job soon."""
 _STORE_S = 0.5
-"""What the operator writes itself wakes nobody: look again when a result is stored, or a Job made room for another."""
+"""Seconds until the next reconcile after the operator's own writes, which trigger none: a result, or a deleted Job."""
 _ELSEWHERE_S = 15.0
-"""Another namespace's Job that ends without a result wakes no service of this one."""
+"""Seconds between checks for a Job of another namespace. If it ends without a result, it wakes no service here."""
 _FOLLOW_NODES_AFTER_S = 600.0
-"""Made again, a Job loses its place in a queue of Jobs, and in an autoscaled cluster nodes come and go every minute."""
+"""Age from which a pending Job is recreated for new nodes. Earlier it would lose its place in a queue too often: in an
+autoscaled cluster nodes come and go every minute."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,23 @@ class JobPlan:
 
 
 def plan_jobs(
-    view: ProfilingView, settings: Settings, intent: Intent, found: list[ProductProfile], *, pods_are_placed: bool
+    view: ProfilingView,
+    settings: OperatorSettings,
+    desired: DesiredState,
+    profiles: list[ProductProfile],
+    *,
+    pods_are_placed: bool,
 ) -> JobPlan:
-    """The next step for each product's Job, and for those that this service asks for no more.
+    """Plan the next step for the Job of each product, and for Jobs that this service no longer needs.
 
-    A Job gives its room to serving pods by its priority class: the scheduler alone knows which pod that would help.
+    A Job's low priority class lets the scheduler preempt it for serving pods.
     """
-    usable = with_nodes(found)
+    usable = with_nodes(profiles)
     steps = [
-        _leave(view, intent),
+        _leave(view, desired),
         *(
-            _step(view, settings, intent, profile, pods_are_placed, may_bring_node=profile in usable)
-            for profile in found
+            _step(view, settings, desired, profile, pods_are_placed, may_bring_node=profile in usable)
+            for profile in profiles
         ),
     ]
     return JobPlan(
@@ -69,91 +75,103 @@ def plan_jobs(
 
 def _step(
     view: ProfilingView,
-    settings: Settings,
-    intent: Intent,
-    each: ProductProfile,
+    settings: OperatorSettings,
+    desired: DesiredState,
+    profile: ProductProfile,
     pods_are_placed: bool,
     *,
     may_bring_node: bool,
 ) -> JobPlan:
-    if each.job is None:
-        return _begin(view, settings, intent, each, may_bring_node) if pods_are_placed else JobPlan()
-    if is_being_deleted(each.job):
+    if profile.job is None:
+        return _begin(view, settings, desired, profile, may_bring_node) if pods_are_placed else JobPlan()
+    if is_being_deleted(profile.job):
         return JobPlan()
-    if is_finished(each.job):
-        return _end(view, each, each.job)
-    if _must_stop(view.owner, intent, each, each.job) or _waits_elsewhere(view, each, each.job):
-        return _deletion(deletion(JOB, each.job))
-    if not joins(each.job, view.owner):
+    if is_finished(profile.job):
+        return _end(view, profile, profile.job)
+    if _must_stop(view.owner, desired, profile, profile.job) or _waits_elsewhere(view, profile, profile.job):
+        return _deletion(deletion(JOB, profile.job))
+    if not joins(profile.job, view.owner):
         return JobPlan()
     owner = owner_reference(view.owner, controller=False)
-    return JobPlan(adopt=(Adoption(JOB, name_of(each.job), uid_of(each.job), owner),))
+    return JobPlan(adopt=(Adoption(JOB, name_of(profile.job), uid_of(profile.job), owner),))
 
 
 def _begin(
-    view: ProfilingView, settings: Settings, intent: Intent, each: ProductProfile, may_bring_node: bool
+    view: ProfilingView,
+    settings: OperatorSettings,
+    desired: DesiredState,
+    profile: ProductProfile,
+    may_bring_node: bool,
 ) -> JobPlan:
-    """`may_bring_node`: no other product has a node, so that a required measurement may wait for this one's."""
-    if not each.asked or _is_off(intent):
+    """Create the Job if it can run. may_bring_node: no other product has a node, so this one may wait for its node."""
+    if not profile.request or _is_off(desired):
         return JobPlan()
-    if each.served_first:
+    if profile.served_first:
         return JobPlan()
-    if each.is_measured_elsewhere:
+    if profile.is_measured_elsewhere:
         return JobPlan(requeue_after_s=_ELSEWHERE_S)
-    required = intent.spec.profiling.mode is ProfilingMode.REQUIRED
-    # The pending pod of a required measurement may bring a node up.
-    if not (each.node_fits or (required and may_bring_node)):
+    required = desired.spec.profiling.mode is ProfilingMode.REQUIRED
+    # The pending pod of a required measurement makes an autoscaler add a node.
+    if not (profile.node_fits or (required and may_bring_node)):
         return JobPlan()
-    return JobPlan(create=(job_manifest(view.owner, settings, intent.spec, intent.image, each.asked, each.hostnames),))
+    return JobPlan(
+        create=(job_manifest(view.owner, settings, desired.spec, desired.image, profile.request, profile.hostnames),)
+    )
 
 
-def _end(view: ProfilingView, each: ProductProfile, job: Object) -> JobPlan:
-    """A finished Job goes only once its outcome stands in the ConfigMap: when absorbing it changes nothing."""
-    if not is_readable(view.now, job, each.pod):
-        return JobPlan(requeue_after_s=_WORDS_S)
-    if view.store(each.keys.target) != each.store:
+def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> JobPlan:
+    """Delete a finished Job once its outcome is in the ConfigMap, that is when absorbing it changes nothing."""
+    if not is_readable(view.at, job, profile.pod):
+        return JobPlan(requeue_after_s=_TERMINATION_MESSAGE_WAIT_S)
+    if view.store(profile.keys.target) != profile.store:
         return JobPlan(requeue_after_s=_STORE_S)
     return _deletion(deletion(JOB, job))
 
 
-def _is_off(intent: Intent) -> bool:
-    return intent.spec.paused or intent.spec.profiling.mode is ProfilingMode.SKIP
+def _is_off(desired: DesiredState) -> bool:
+    return desired.spec.paused or desired.spec.profiling.mode is ProfilingMode.SKIP
 
 
-def _must_stop(owner: Identity, intent: Intent, each: ProductProfile, job: Object) -> bool:
-    """Active Jobs stop when profiling is switched off. One that could not even start does when its settings were
-    changed, or what it would measure came from elsewhere. Another service's Job goes on."""
+def _must_stop(owner: ServiceIdentity, desired: DesiredState, profile: ProductProfile, job: Object) -> bool:
+    """Must an active Job stop? It does if profiling is off, or if its settings changed before it could start.
+
+    A pending Job also stops if its measurements came from elsewhere. A Job that another service needs continues.
+    """
     if owner_uids(job) - {owner.uid}:
         return False
-    if _is_off(intent):
+    if _is_off(desired):
         return True
-    asked = asked_of(job)
-    changed = asked is None or asked.attempt != attempt_hash(intent.spec, intent.image)
-    return (changed or not each.asked) and not is_running(each.pod)
+    request = request_of(job)
+    changed = request is None or request.attempt != attempt_hash(desired.spec, desired.image)
+    return (changed or not profile.request) and not is_running(profile.pod)
 
 
 def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) -> bool:
-    """True of a Job that waits for nodes of which none is left, or has waited for long while others came; the service
-    that made it makes it again."""
+    """Does a pending Job name the wrong nodes: none of them exists any more, or others came long ago?
+
+    Only the service that created the Job decides so; it then recreates the Job.
+    """
     if not profile.hostnames or text(profile.pod or {}, "spec", "nodeName"):
         return False
     if next(iter(owners_of(job)), {}).get("uid") != view.owner.uid:
         return False
     known, present = (set(mark.split()) for mark in (annotation(job, NODES_ANNOTATION), nodes_mark(profile.hostnames)))
     created_at = unix_seconds(text(job, "metadata", "creationTimestamp")) or 0.0
-    return not known & present or (bool(present - known) and view.now - created_at >= _FOLLOW_NODES_AFTER_S)
+    return not known & present or (bool(present - known) and view.at - created_at >= _FOLLOW_NODES_AFTER_S)
 
 
-def _leave(view: ProfilingView, intent: Intent) -> JobPlan:
-    """Jobs that this service asks for no more. Whoever sees one of ours without any owner (deleted with
-    --cascade=orphan) deletes it: it holds an accelerator for nobody."""
-    wanted = {profile_name(keys.target) for keys in intent.wanted.keys}
-    releases, deletes = leave(JOB, view.jobs, wanted, view.owner)
-    ours = [job for job in view.jobs if asked_of(job) is not None]  # two labels are copied with any manifest
-    orphans = [job for job in ours if not (name_of(job) in wanted or owner_uids(job) or is_being_deleted(job))]
+def _leave(view: ProfilingView, desired: DesiredState) -> JobPlan:
+    """Release Jobs that this service no longer needs, and delete Jobs without any owner.
+
+    A service that was deleted with --cascade=orphan leaves such Jobs, which hold an accelerator for nothing.
+    """
+    used = {profile_name(keys.target) for keys in desired.spec_revision.keys}
+    releases, deletes = leave(JOB, view.jobs, used, view.owner)
+    ours = [job for job in view.jobs if request_of(job) is not None]  # labels alone may be copied with any manifest
+    orphans = [job for job in ours if not (name_of(job) in used or owner_uids(job) or is_being_deleted(job))]
     return replace(_deletion(*deletes, *(deletion(JOB, job) for job in orphans)), adopt=releases)
 
 
 def _deletion(*deletes: Delete) -> JobPlan:
-    """Then look again, since room was made."""
+    """Delete, then reconcile again soon, since there is room now."""
     return JobPlan(delete=deletes, requeue_after_s=_STORE_S if deletes else None)

@@ -19,11 +19,11 @@ from outrider_crds.profile import (
     target_key,
 )
 
-from outrider_operator.decide.intent import Intent
+from outrider_operator.cluster_model import Object, OperatorSettings
+from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_spec.volumes import profile_name, shared_profile_name
 from outrider_operator.decide.profile_store import Profiles, Store
-from outrider_operator.inbound.reading import annotation, text
-from outrider_operator.model import Object, Settings
+from outrider_operator.validation.reading import annotation, text
 
 SETTINGS_NOTE = "outrider.dev/settings"
 """Annotation of a profile: the digest of all that its key is made of, less the image."""
@@ -43,32 +43,32 @@ class Sources:
     """Version of the engine in the image that the service is given; empty where it is not known."""
 
 
-def sources_of(own: Profiles, shared: Profiles, settings: Settings, intent: Intent) -> Sources:
-    return Sources(own, shared, _engine_version(settings, intent))
+def sources_of(own: Profiles, shared: Profiles, settings: OperatorSettings, desired: DesiredState) -> Sources:
+    return Sources(own, shared, _engine_version(settings, desired))
 
 
-def unread_sources(sources: Sources, intent: Intent) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def unread_sources(sources: Sources, desired: DesiredState) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of ConfigMaps, in the service's namespace and in the operator's, whose contents may be needed and were not
     shown."""
     own: list[str] = []
     shared: list[str] = []
-    for keys in _keys_of_spec(intent):
-        own += _unread(sources.own, _relatives(sources.own, sources, intent, keys))
+    for keys in _keys_of_spec(desired):
+        own += _unread(sources.own, _relatives(sources.own, sources, desired, keys))
         present = [name for name in (profile_name(keys.target),) if name in sources.shared.documents]
-        shared += _unread(sources.shared, [*present, *_relatives(sources.shared, sources, intent, keys)])
+        shared += _unread(sources.shared, [*present, *_relatives(sources.shared, sources, desired, keys)])
     return tuple(own), tuple(shared_profile_name(name) for name in shared)
 
 
-def known_elsewhere(sources: Sources, intent: Intent, keys: ProfileKeys) -> Store:
+def known_elsewhere(sources: Sources, desired: DesiredState, keys: ProfileKeys) -> Store:
     """Measurements under `keys` that other namespaces or other images made."""
-    if keys not in _keys_of_spec(intent):
+    if keys not in _keys_of_spec(desired):
         return Store()
     known = Store()
-    if has_same_meaning_everywhere(intent.spec):
+    if has_same_meaning_everywhere(desired.spec):
         known = newest(sources.shared.store(keys.target), known, keys)
     for profiles in (sources.own, sources.shared):
-        for name in _relatives(profiles, sources, intent, keys):
-            known = newest(known, _under(profiles.named(name), sources, intent, keys), keys)
+        for name in _relatives(profiles, sources, desired, keys):
+            known = newest(known, _under(profiles.named(name), sources, desired, keys), keys)
     return known
 
 
@@ -88,26 +88,26 @@ def _is_newer(new: TargetProfile | DrafterProfile, old: TargetProfile | DrafterP
     return old is None or not is_there or new.measured_at > old.measured_at
 
 
-def _engine_version(settings: Settings, intent: Intent) -> str:
+def _engine_version(settings: OperatorSettings, desired: DesiredState) -> str:
     """Only the installed release's images are known."""
-    if intent.spec.pod_template.image or intent.default_image != intent.newest_image:
+    if desired.spec.pod_template.image or desired.images.pinned != desired.images.installed:
         return ""
-    return settings.engine_version_cpu if intent.spec.accelerator.on_cpu else settings.engine_version
+    return settings.engine_version_cpu if desired.spec.accelerator.on_cpu else settings.engine_version
 
 
-def _keys_of_spec(intent: Intent) -> list[ProfileKeys]:
+def _keys_of_spec(desired: DesiredState) -> list[ProfileKeys]:
     """Keys of the wanted revision, where they are the spec's: one that cannot be read has those of what runs."""
-    spec, image = intent.spec, intent.image
-    return [keys for keys in intent.wanted.keys if target_key(spec, keys.product, image) == keys.target]
+    spec, image = desired.spec, desired.image
+    return [keys for keys in desired.spec_revision.keys if target_key(spec, keys.product, image) == keys.target]
 
 
-def _relatives(profiles: Profiles, sources: Sources, intent: Intent, keys: ProfileKeys) -> list[str]:
+def _relatives(profiles: Profiles, sources: Sources, desired: DesiredState, keys: ProfileKeys) -> list[str]:
     """Names of profiles that differ in the image alone, the newest first; [] where the own one has the target."""
     if not sources.engine_version or sources.own.store(keys.target).has_target(keys):
         return []
-    if profiles is sources.shared and not has_same_meaning_everywhere(intent.spec):
+    if profiles is sources.shared and not has_same_meaning_everywhere(desired.spec):
         return []
-    settings, own = settings_key(intent.spec, keys.product), profile_name(keys.target)
+    settings, own = settings_key(desired.spec, keys.product), profile_name(keys.target)
     dated = [
         (_created_at(document), name)
         for name, document in profiles.documents.items()
@@ -124,14 +124,14 @@ def _unread(profiles: Profiles, names: list[str]) -> list[str]:
     return [name for name in names if "data" not in profiles.documents[name]]
 
 
-def _under(store: Store, sources: Sources, intent: Intent, keys: ProfileKeys) -> Store:
+def _under(store: Store, sources: Sources, desired: DesiredState, keys: ProfileKeys) -> Store:
     """The measurements of another image under the keys of this one, if both have the same engine."""
     target = store.target
     if target is None or target.engine_version != sources.engine_version:
         return Store()
     moved = {
         keys.drafters[drafter.name]: old.model_copy(update={"key": keys.drafters[drafter.name]})
-        for drafter in intent.spec.draft_pool
+        for drafter in desired.spec.draft_pool
         if drafter.name in keys.drafters and (old := store.drafters.get(drafter_key(target.key, drafter))) is not None
     }
     return Store(target.model_copy(update={"key": keys.target}), moved)

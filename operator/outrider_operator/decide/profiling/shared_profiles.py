@@ -11,16 +11,16 @@ from outrider_crds.profile import (
     target_key,
 )
 
-from outrider_operator.decide.intent import Intent
+from outrider_operator.cluster_model import CONFIG_MAP, SERVICE_LABEL, SHARED_PROFILE, Object, OperatorSettings
+from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.volumes import profile_name, profile_shared_as, shared_profile_name
 from outrider_operator.decide.profile_store import Store, store_data
 from outrider_operator.decide.profiling.known_profiles import newest
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
 from outrider_operator.decide.profiling.profile_maps import profile_notes
-from outrider_operator.inbound.reading import is_being_deleted, mapping, name_of, text, uid_of
-from outrider_operator.model import CONFIG_MAP, SERVICE_LABEL, SHARED_PROFILE, Object, Settings
 from outrider_operator.plan import Delete
+from outrider_operator.validation.reading import is_being_deleted, mapping, name_of, text, uid_of
 
 MOST_SHARED = 64
 """Profiles that are kept for all namespaces; the oldest goes for a new one. They belong to no service that ends."""
@@ -36,20 +36,20 @@ class SharedProfilePlan:
 
 
 def plan_shared_profiles(
-    view: ProfilingView, settings: Settings, intent: Intent, profiles: list[ProductProfile]
+    view: ProfilingView, settings: OperatorSettings, desired: DesiredState, profiles: list[ProductProfile]
 ) -> SharedProfilePlan:
     """What a service of a trusted namespace has stored, for those of all others."""
     is_trusted = view.owner.namespace in settings.profiles_shared_from
-    if not is_trusted or not has_same_meaning_everywhere(intent.spec):
+    if not is_trusted or not has_same_meaning_everywhere(desired.spec):
         return SharedProfilePlan()
     creates: list[Object] = []
     applies: list[Object] = []
     for keys in (profile.keys for profile in profiles):
         before = view.sources.shared.store(keys.target)
-        after = newest(before, _shareable(view.store(keys.target), intent, keys), keys)
+        after = newest(before, _shareable(view.store(keys.target), desired, keys), keys)
         if after != before:
             present = view.sources.shared.documents.get(profile_name(keys.target))
-            document = _document(settings, intent, keys, after)
+            document = _document(settings, desired, keys, after)
             if present is None:
                 creates.append(document)
             elif not is_being_deleted(present):
@@ -59,16 +59,16 @@ def plan_shared_profiles(
     return SharedProfilePlan(tuple(creates), tuple(applies), surplus, tuple(map(profile_shared_as, names)))
 
 
-def _shareable(store: Store, intent: Intent, keys: ProfileKeys) -> Store:
+def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:
     """The part of `store` that means the same in every namespace."""
-    if not store.has_target(keys) or target_key(intent.spec, keys.product, intent.image) != keys.target:
+    if not store.has_target(keys) or target_key(desired.spec, keys.product, desired.image) != keys.target:
         return Store()
-    names = (drafter.name for drafter in intent.spec.draft_pool if is_drafter_the_same_everywhere(drafter))
+    names = (drafter.name for drafter in desired.spec.draft_pool if is_drafter_the_same_everywhere(drafter))
     shared = {keys.drafters[name] for name in names if name in keys.drafters}
     return Store(store.target, {key: drafter for key, drafter in store.drafters.items() if key in shared})
 
 
-def _document(settings: Settings, intent: Intent, keys: ProfileKeys, store: Store) -> Object:
+def _document(settings: OperatorSettings, desired: DesiredState, keys: ProfileKeys, store: Store) -> Object:
     own = {name: value for name, value in labels("", SHARED_PROFILE).items() if name != SERVICE_LABEL}
     return {
         "apiVersion": "v1",
@@ -77,7 +77,7 @@ def _document(settings: Settings, intent: Intent, keys: ProfileKeys, store: Stor
             "name": shared_profile_name(profile_name(keys.target)),
             "namespace": settings.namespace,
             "labels": {**own, "app.kubernetes.io/instance": "outrider"},
-            "annotations": profile_notes(intent, keys),
+            "annotations": profile_notes(desired, keys),
         },
         "data": store_data(store),
     }
@@ -88,7 +88,7 @@ def _following(document: Object, present: Object) -> Object:
     return {**document, "metadata": {**mapping(document, "metadata"), **version}}
 
 
-def _surplus(view: ProfilingView, settings: Settings, new: int) -> tuple[Delete, ...]:
+def _surplus(view: ProfilingView, settings: OperatorSettings, new: int) -> tuple[Delete, ...]:
     present = sorted(view.sources.shared.documents.values(), key=_age)
     count = max(0, len(present) + new - MOST_SHARED) if new else 0
     return tuple(

@@ -1,4 +1,4 @@
-"""The children that serve: which to create, which to apply again, which to delete."""
+"""Plan the children that serve: create missing ones, apply changed ones, delete unwanted ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from dataclasses import dataclass
 
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 
+from outrider_operator.cluster_model import (
+    CONFIG_MAP,
+    NETWORK_POLICY,
+    SERVICE_ACCOUNT,
+    SERVING,
+    ApiRefusal,
+    Node,
+    Object,
+    hot_map_name,
+)
+from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children, Ownership, owner_reference
 from outrider_operator.decide.revisions import (
     current_revision_name,
@@ -16,7 +26,6 @@ from outrider_operator.decide.revisions import (
     revision_map,
     unneeded_maps,
 )
-from outrider_operator.decide.workloads.deployment import deployment
 from outrider_operator.decide.workloads.services import (
     disruption_budget,
     hot_map,
@@ -25,18 +34,9 @@ from outrider_operator.decide.workloads.services import (
     service,
     service_account,
 )
-from outrider_operator.inbound.reading import annotation, is_being_deleted, name_of, text, uid_of
-from outrider_operator.model import (
-    CONFIG_MAP,
-    NETWORK_POLICY,
-    SERVICE_ACCOUNT,
-    SERVING,
-    Node,
-    Object,
-    Rejection,
-    hot_map_name,
-)
+from outrider_operator.decide.workloads.serving_deployment import deployment
 from outrider_operator.plan import Adoption, Annotate, Delete, fingerprint
+from outrider_operator.validation.reading import annotation, is_being_deleted, name_of, text, uid_of
 
 _GARBAGE_COLLECTION_S = 2.0
 
@@ -52,33 +52,33 @@ class WorkloadPlan:
 
 @dataclass(frozen=True)
 class Further:
-    """What a draft canary adds to the children."""
+    """Additions of a draft canary to the children."""
 
     desired: tuple[Object, ...] = ()
-    """Stamped objects that there should be."""
+    """Stamped objects that should exist."""
     unwanted: tuple[Object, ...] = ()
-    """Objects that there should not be any more."""
+    """Objects that should no longer exist."""
     revisions: frozenset[str] = frozenset()
     """Names of revisions whose ConfigMaps stay."""
 
 
 def plan_workloads(
     children: Children,
-    asked: Intent,
+    desired: DesiredState,
     in_use: set[str],
     admin_port_peers: tuple[Object, ...],
     further: Further = Further(),
 ) -> WorkloadPlan:
-    """Children that are missing or differ. One that garbage collection is about to take is made anew after it, as is an
-    immutable one that is not what it should be.
+    """Plan writes for children that are missing or differ.
 
-    `in_use` holds the names of the revisions that ReplicaSets and pods still have.
+    A child that garbage collection is about to delete is created afterwards. An immutable child that differs is deleted
+    and then created. in_use: names of revisions that ReplicaSets and pods still have.
     """
-    desired = [*_desired(children, asked, admin_port_peers), *further.desired]
-    owned = {id(child): children.ownership(*_key(child)) for child in desired}
-    absent = [child for child in desired if owned[id(child)] is Ownership.ABSENT]
-    present = [child for child in desired if owned[id(child)] is Ownership.OURS]
-    needed = {asked.wanted.name, current_revision_name(children), *in_use, *further.revisions}
+    objects = [*_objects(children, desired, admin_port_peers), *further.desired]
+    owned = {id(child): children.ownership(*_key(child)) for child in objects}
+    absent = [child for child in objects if owned[id(child)] is Ownership.ABSENT]
+    present = [child for child in objects if owned[id(child)] is Ownership.OURS]
+    needed = {desired.spec_revision.name, current_revision_name(children), *in_use, *further.revisions}
     differing = [child for child in present if needs_apply(children.own(*_key(child)), child)]
     immutable = [own for child in differing if (own := children.own(*_key(child)) or {}).get("immutable")]
     policies = _unwanted_policy(children, admin_port_peers)
@@ -86,9 +86,9 @@ def plan_workloads(
     return WorkloadPlan(
         create=tuple(absent),
         apply=tuple(_write(children, child) for child in differing if children.own(*_key(child)) not in immutable),
-        adopt=tuple(_adoption(children, each) for each in orphaned_maps(children, needed)),
-        delete=tuple(Delete(each["kind"], name_of(each), uid_of(each)) for each in unwanted),
-        requeue_after_s=_GARBAGE_COLLECTION_S if Ownership.LEAVING in owned.values() else None,
+        adopt=tuple(_adoption(children, document) for document in orphaned_maps(children, needed)),
+        delete=tuple(Delete(document["kind"], name_of(document), uid_of(document)) for document in unwanted),
+        requeue_after_s=_GARBAGE_COLLECTION_S if Ownership.TERMINATING in owned.values() else None,
     )
 
 
@@ -97,18 +97,21 @@ def _adoption(children: Children, document: Object) -> Adoption:
     return Adoption(document["kind"], name_of(document), uid_of(document), owner, component=SERVING)
 
 
-def rollout_refusal(children: Children, asked: Intent, rejections: Iterable[Rejection]) -> Rejection | None:
-    """Why the wanted revision cannot be rolled out: its ConfigMap, or the Deployment that runs it, is refused."""
-    if asked.held or current_revision_name(children) == asked.wanted.name:
+def rollout_refusal(children: Children, desired: DesiredState, refusals: Iterable[ApiRefusal]) -> ApiRefusal | None:
+    """Why the revision of the spec cannot be rolled out: its ConfigMap or the Deployment is refused; else None."""
+    if desired.is_waiting or current_revision_name(children) == desired.spec_revision.name:
         return None
-    refused = {rejection.write: rejection for rejection in rejections if not rejection.is_stored}
-    steps = (revision_map(children.owner, asked.wanted), deployment(children.owner, asked, asked.wanted))
-    prints = [fingerprint(_write(children, stamp(step))) for step in steps] if refused else []
-    return next((refused[each] for each in prints if each in refused), None)
+    refused = {refusal.write: refusal for refusal in refusals if not refusal.is_stored}
+    steps = (
+        revision_map(children.owner, desired.spec_revision),
+        deployment(children.owner, desired, desired.spec_revision),
+    )
+    writes = [fingerprint(_write(children, stamp(step))) for step in steps] if refused else []
+    return next((refused[write] for write in writes if write in refused), None)
 
 
 def plan_products(pods: Iterable[Object], nodes: Iterable[Node], product_label: str) -> tuple[Annotate, ...]:
-    """Tells pods that have a node and do not know its product yet; the node's label names it."""
+    """Annotate pods that have a node with its product, which the node's label names."""
     by_name = {node.name: node for node in nodes}
     marks: list[Annotate] = []
     for pod in pods:
@@ -122,38 +125,40 @@ def plan_products(pods: Iterable[Object], nodes: Iterable[Node], product_label: 
 
 
 def _unwanted_policy(children: Children, admin_port_peers: tuple[Object, ...]) -> list[Object]:
-    """The service's NetworkPolicy, once the chart asks for none."""
+    """The service's NetworkPolicy, if the chart no longer enables it."""
     policy = children.own(NETWORK_POLICY, network_policy_name(children.owner.name))
     return [policy] if policy is not None and not admin_port_peers else []
 
 
-def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, ...]) -> list[Object]:
-    """The children that can be had now: what a pod mounts is there before the Deployment that makes it. One that runs
-    is scaled whatever became of that since."""
-    owner, revision = children.owner, asked.running
-    desired = [service_account(owner), hot_map(owner, asked.hot), service(owner)]
-    desired.append(disruption_budget(owner, asked.unready_canaries))
+def _objects(children: Children, desired: DesiredState, admin_port_peers: tuple[Object, ...]) -> list[Object]:
+    """The children that can exist now. The Deployment is created only after everything that its pods mount.
+
+    A Deployment that runs already is scaled even if a mounted object is gone.
+    """
+    owner, revision = children.owner, desired.running
+    objects = [service_account(owner), hot_map(owner, desired.hot), service(owner)]
+    objects.append(disruption_budget(owner, desired.unready_canaries))
     if admin_port_peers:
-        desired.append(network_policy(owner, admin_port_peers))
-    if revision is not None:  # else the first revision has to wait
-        maps = [] if revision in asked.stored else [revision_map(owner, revision)]
-        desired += maps
+        objects.append(network_policy(owner, admin_port_peers))
+    if revision is not None:  # None: the first revision must wait
+        revision_maps = [] if revision in desired.stored else [revision_map(owner, revision)]
+        objects += revision_maps
         runs = current_revision_name(children) == revision.name
-        if runs or _is_mountable(children, [stamp(each) for each in maps]):
-            desired.append(deployment(owner, asked, revision))
-    return [stamp(child) for child in desired]
+        if runs or _is_mountable(children, [stamp(document) for document in revision_maps]):
+            objects.append(deployment(owner, desired, revision))
+    return [stamp(child) for child in objects]
 
 
 def _is_mountable(children: Children, maps: list[Object]) -> bool:
-    """Is all there that the Deployment's pods cannot start without, and are `maps` of theirs what they should be?"""
+    """Does everything exist that the Deployment's pods need to start, and are `maps` up to date?"""
     service = children.owner.name
     shared = ((SERVICE_ACCOUNT, service), (CONFIG_MAP, hot_map_name(service)))
-    made = not any(needs_apply(children.own(*_key(each)), each) for each in maps)
+    made = not any(needs_apply(children.own(*_key(document)), document) for document in maps)
     return made and all(children.own(*key) is not None for key in shared)
 
 
 def _write(children: Children, child: Object) -> Object:
-    """`child` as it is sent: to the very object that was seen, or to none."""
+    """`child` as it is sent. The uid makes the write fail if the object was replaced meanwhile."""
     present = children.own(*_key(child))
     return child if present is None else {**child, "metadata": {**child["metadata"], "uid": uid_of(present)}}
 

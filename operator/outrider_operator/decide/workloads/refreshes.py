@@ -1,7 +1,7 @@
-"""Pods that should read a changed hot config now.
+"""Make pods read a changed hot config at once.
 
-The kubelet looks at a pod's ConfigMaps once a minute, and whenever the pod changes: `mode: Off` in an incident cannot
-wait for the minute, so an annotation of the pod is touched.
+The kubelet syncs a pod's ConfigMaps once a minute, and whenever the pod changes. In an incident `mode: Off` cannot wait
+a minute, so an annotation of the pod is changed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from outrider_crds.base import digest
 from outrider_crds.runtime_config import CONFIG_KEY
 from outrider_crds.state import RuntimeState
 
+from outrider_operator.cluster_model import CONFIG_MAP, Object
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pods import Pods
-from outrider_operator.inbound.reading import annotation, name_of, text, uid_of
-from outrider_operator.model import CONFIG_MAP, Object
+from outrider_operator.decide.pod_states import Pods
 from outrider_operator.plan import Annotate
+from outrider_operator.validation.reading import annotation, name_of, text, uid_of
 
 HOT_ANNOTATION = "outrider.dev/hot"
-"""A pod's annotation: digest of the hot config that it is to read, and when that began (Unix seconds) or "again"."""
+"""Annotation of a pod: digest of the hot config that it should read, and the time of the touch in Unix seconds, or
+"again"."""
 AGAIN_S = 3.0
-"""A pod that reports the old config for this long is touched once more: its kubelet may have heard of the touch before
-it heard of the ConfigMap."""
+"""Seconds after which a pod that still reports the old config is touched a second time: its kubelet may have seen the
+touch before the ConfigMap."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,25 @@ class Refreshes:
 
 
 def plan_refreshes(children: Children, hot_map: Object, pods: Pods, states: Mapping[str, RuntimeState]) -> Refreshes:
-    """Touches of the ready pods that report another config than the stored one. hot_map: as it should be stored."""
+    """Touch ready pods that do not report the stored config. hot_map: the ConfigMap as it should be stored."""
     document = stamp(hot_map)
     if needs_apply(children.own(CONFIG_MAP, name_of(hot_map)), document):
         return Refreshes()
     hot_hash = digest(json.loads(text(hot_map, "data", CONFIG_KEY)))
     late = [pod for pod in pods.ready if _is_late(states.get(name_of(pod)), hot_hash)]
-    marks = [(pod, _next_mark(pod, hot_hash, pods.now)) for pod in late]
+    marks = [(pod, _next_mark(pod, hot_hash, pods.at)) for pod in late]
     touches = tuple(Annotate(name_of(pod), uid_of(pod), {HOT_ANNOTATION: mark}) for pod, mark in marks if mark)
     is_unsure = any(annotation(pod, HOT_ANNOTATION) != _again(hot_hash) for pod in late)
     return Refreshes(touches, AGAIN_S if is_unsure else None)
 
 
 def _is_late(state: RuntimeState | None, hot_hash: str) -> bool:
-    """A pod that refuses the config has read it."""
+    """Does the pod still report an old config? One that reports a config error has read the new one."""
     return state is not None and state.config_hash != hot_hash and not state.config_error
 
 
 def _next_mark(pod: Object, hot_hash: str, at: float) -> str:
-    """The annotation's next value; empty where the pod is not to be touched now."""
+    """The annotation's next value; empty if the pod is not to be touched now."""
     mark = annotation(pod, HOT_ANNOTATION)
     known, _, moment = mark.partition("/")
     if known != hot_hash:
@@ -64,7 +65,7 @@ def _next_mark(pod: Object, hot_hash: str, at: float) -> str:
 
 
 _DIGITS = 12
-"""Longest moment that is read from an annotation that anyone may write."""
+"""Digits of a time that are read from the annotation, which anyone may write."""
 
 
 def _again(hot_hash: str) -> str:

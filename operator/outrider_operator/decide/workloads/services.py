@@ -1,4 +1,4 @@
-"""The small children: ServiceAccount, hot ConfigMap, Service, PodDisruptionBudget, NetworkPolicy."""
+"""Manifests of the small children: ServiceAccount, hot ConfigMap, Service, PodDisruptionBudget, NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -7,48 +7,50 @@ import json
 from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, HotConfig
 from pydantic import ValidationError
 
-from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
-from outrider_operator.inbound.reading import text
-from outrider_operator.model import (
+from outrider_operator.cluster_model import (
     CONFIG_MAP,
     DISRUPTION_BUDGET,
     KUBERNETES_SERVICE,
     NETWORK_POLICY,
     SERVICE_ACCOUNT,
-    Identity,
     Object,
+    ServiceIdentity,
     hot_map_name,
 )
+from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.validation.reading import text
 
 
-def service_account(owner: Identity) -> Object:
-    """An identity with no rights and no token: pods do not talk to the API server."""
+def service_account(owner: ServiceIdentity) -> Object:
+    """A ServiceAccount without rights or token: pods do not talk to the API server."""
     return {**_child(owner, "v1", SERVICE_ACCOUNT, owner.name), "automountServiceAccountToken": False}
 
 
-def hot_map(owner: Identity, hot: HotConfig) -> Object:
+def hot_map(owner: ServiceIdentity, hot: HotConfig) -> Object:
     data = {CONFIG_KEY: json.dumps(hot.wire(), indent=1, sort_keys=True)}
     return {**_child(owner, "v1", CONFIG_MAP, hot_map_name(owner.name)), "data": data}
 
 
 def stored_hot(children: Children) -> HotConfig | None:
-    """The hot config that pods mount; None where there is none, or none that can be read."""
+    """The hot config that pods mount; None if it is missing or cannot be read."""
     try:
         return HotConfig.read(text(children.own(CONFIG_MAP, hot_map_name(children.owner.name)), "data", CONFIG_KEY))
     except ValidationError:
         return None
 
 
-def service(owner: Identity) -> Object:
+def service(owner: ServiceIdentity) -> Object:
     """The OpenAI-compatible endpoint. The admin port is not behind it."""
     port = {"name": "http", "port": 80, "targetPort": SERVING_PORT, "protocol": "TCP"}
     spec = {"selector": selector(owner.name), "ports": [port]}
     return {**_child(owner, "v1", KUBERNETES_SERVICE, owner.name), "spec": spec}
 
 
-def disruption_budget(owner: Identity, unready_canaries: int = 0) -> Object:
-    """Drains take one pod at a time; pods that are not ready may always go, or a broken one would hold the node. A
-    canary pod that starts or crashes for hours must not keep every node of the service from being drained."""
+def disruption_budget(owner: ServiceIdentity, unready_canaries: int = 0) -> Object:
+    """A budget that lets drains evict one pod at a time, and pods that are not ready always.
+
+    unready_canaries: canary pods that start or crash for hours. They must not block drains of all other nodes.
+    """
     spec = {
         "maxUnavailable": 1 + unready_canaries,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -57,8 +59,8 @@ def disruption_budget(owner: Identity, unready_canaries: int = 0) -> Object:
     return {**_child(owner, "policy/v1", DISRUPTION_BUDGET, owner.name), "spec": spec}
 
 
-def network_policy(owner: Identity, admin_port_peers: tuple[Object, ...]) -> Object:
-    """The admin port for those who are named and, as everywhere, the pod's own node; the serving port for everybody."""
+def network_policy(owner: ServiceIdentity, admin_port_peers: tuple[Object, ...]) -> Object:
+    """A policy that opens the admin port to `admin_port_peers` and the serving port to all."""
     ingress = [{"ports": [_port(SERVING_PORT)]}, {"from": list(admin_port_peers), "ports": [_port(ADMIN_PORT)]}]
     spec = {"podSelector": {"matchLabels": selector(owner.name)}, "policyTypes": ["Ingress"], "ingress": ingress}
     name = network_policy_name(owner.name)
@@ -66,7 +68,7 @@ def network_policy(owner: Identity, admin_port_peers: tuple[Object, ...]) -> Obj
 
 
 def network_policy_name(service: str) -> str:
-    """Not the service's own name: many tenants have a policy that is called so."""
+    """Name of the policy. It differs from the service's name, which many tenants use for a policy of their own."""
     return f"{service}-admin-port"
 
 
@@ -74,7 +76,7 @@ def _port(number: int) -> Object:
     return {"protocol": "TCP", "port": number}
 
 
-def _child(owner: Identity, api_version: str, kind: str, name: str) -> Object:
+def _child(owner: ServiceIdentity, api_version: str, kind: str, name: str) -> Object:
     return {
         "apiVersion": api_version,
         "kind": kind,

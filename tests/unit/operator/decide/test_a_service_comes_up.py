@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, KUBERNETES_SERVICE, SERVICE_ACCOUNT
+from outrider_operator.cluster_model import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    KUBERNETES_SERVICE,
+    SERVICE_ACCOUNT,
+)
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest
 
@@ -90,8 +97,8 @@ def test_a_draft_that_is_patched_in_is_measured_alone() -> None:
     world.settle()
     world.roll_out()
     world.settle()
-    asked = world.created_jobs[-1]
-    assert (asked.target, asked.drafters) == (False, ("eagle",))
+    request = world.created_jobs[-1]
+    assert (request.target, request.drafters) == (False, ("eagle",))
     world.measure(world.jobs()[0])
     world.settle()
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
@@ -111,7 +118,7 @@ def test_three_products_get_three_jobs_and_pods_learn_which_they_are_on() -> Non
     assert not any("subPath" in mount for mount in mounts.values()), "a subPath mount would never be updated"
     world.roll_out()
     world.settle()
-    assert sorted(asked.keys.product for asked in world.created_jobs) == sorted(products)
+    assert sorted(request.keys.product for request in world.created_jobs) == sorted(products)
     assert all(p["metadata"]["annotations"]["outrider.dev/product"] == "NVIDIA-H200" for p in world.pods.values())
 
 

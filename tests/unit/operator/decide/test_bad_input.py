@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import TOO_LARGE
+from outrider_operator.cluster_model import TOO_LARGE
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest
 

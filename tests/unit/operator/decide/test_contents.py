@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
-from outrider_operator.decide import decide
-from outrider_operator.decide.revisions import INPUTS_LABEL
-from outrider_operator.model import (
+from outrider_operator.cluster_model import (
     CONFIG_MAP,
     KUBERNETES_SERVICE,
     REVISION_LABEL,
@@ -17,6 +15,8 @@ from outrider_operator.model import (
     hot_map_name,
     revision_map_name,
 )
+from outrider_operator.decide import decide
+from outrider_operator.decide.revisions import INPUTS_LABEL
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest

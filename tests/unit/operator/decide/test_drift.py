@@ -6,10 +6,10 @@ import copy
 from typing import Any
 
 import pytest
+from outrider_operator.cluster_model import ServiceIdentity
 from outrider_operator.decide import drift
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.workloads.services import network_policy, service
-from outrider_operator.model import Identity
 
 OURS = [{"name": f"OURS_{number}", "value": "1"} for number in range(40)]
 THEIRS = [{"name": f"THEIRS_{number}", "value": "1"} for number in range(500)]
@@ -38,7 +38,7 @@ def test_an_item_of_ours_that_is_gone_or_changed_is_seen(changed: list[Any]) -> 
 @pytest.mark.parametrize("rule", [0, 1])
 def test_a_port_that_is_opened_by_hand_is_closed_again(rule: int) -> None:
     """The ports of a NetworkPolicy have no names that they could merge by: 9000 was open to everybody for good."""
-    policy = stamp(network_policy(Identity("chat", "ns", "uid"), ({"podSelector": {}},)))
+    policy = stamp(network_policy(ServiceIdentity("chat", "ns", "uid"), ({"podSelector": {}},)))
     opened = copy.deepcopy(policy)
     assert not needs_apply(opened, policy)
     opened["spec"]["ingress"][rule]["ports"].append({"protocol": "TCP", "port": 9000})
@@ -47,7 +47,7 @@ def test_a_port_that_is_opened_by_hand_is_closed_again(rule: int) -> None:
 
 def test_a_port_that_is_added_to_a_service_stays() -> None:
     """What others add to a list that merges is theirs."""
-    wanted = stamp(service(Identity("chat", "ns", "uid")))
+    wanted = stamp(service(ServiceIdentity("chat", "ns", "uid")))
     extended = copy.deepcopy(wanted)
     extended["spec"]["ports"].append({"name": "grpc", "port": 81, "protocol": "TCP"})
     assert not needs_apply(extended, wanted)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
+from outrider_operator.cluster_model import DEPLOYMENT, JOB, Object, Observed
 from outrider_operator.decide import decide
-from outrider_operator.decide.profiling.asked import asked_of
-from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed
+from outrider_operator.decide.profiling.measurement_request import request_of
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.canary.canary_world import CanaryWorld
@@ -263,9 +263,9 @@ def damaged(document: Object) -> st.SearchStrategy[str]:
 def measuring() -> tuple[World, Object]:
     """A service whose Job runs, and what the profiler would say."""
     world = started(draftPool=[PLD, EAGLE])
-    asked = asked_of(world.objects[JOB, world.jobs()[0]])
-    assert asked is not None
-    return world, json.loads(result(asked, rfc3339(world.now)).model_dump_json(by_alias=True))
+    request = request_of(world.objects[JOB, world.jobs()[0]])
+    assert request is not None
+    return world, json.loads(result(request, rfc3339(world.now)).model_dump_json(by_alias=True))
 
 
 @given(data=st.data())
@@ -367,7 +367,7 @@ def happen(world: World, what: Any) -> None:
         world.services["chat"].pop("status", None)
     elif what == "restart":  # what memory held
         world.states.clear()
-        world.rejections = ()
+        world.refusals = ()
     elif what == "accept":
         world.accept()
     elif what.startswith("refuse "):

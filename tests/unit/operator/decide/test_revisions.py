@@ -11,9 +11,9 @@ import pytest
 from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, OperatorSettings
 from outrider_operator.decide import revisions
 from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION, inputs_hash
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_configs_read, boot_of, find, manifest
 
@@ -239,7 +239,7 @@ def test_an_upgrade_of_the_operator_restarts_no_serving_pod() -> None:
     world = World(manifest())
     world.serve()
     template = copy.deepcopy(world.deployment()["spec"]["template"])
-    world.settings = Settings("outrider/runtime:2", "outrider/runtime-cpu:2", image_pull_policy="Always")
+    world.settings = OperatorSettings("outrider/runtime:2", "outrider/runtime-cpu:2", image_pull_policy="Always")
     assert world.reconcile().is_idle
     world.patch(replicas=2)
     world.settle()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from outrider_crds.state import DrafterState
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import REVISION_LABEL
 from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
-from outrider_operator.model import REVISION_LABEL
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, rfc3339
 

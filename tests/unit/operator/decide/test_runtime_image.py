@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.status import ConditionType as C
-from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, default_image
+from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, pinned_image
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -75,7 +75,7 @@ def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: 
 
     def moves(percent: int) -> bool:
         settings = replace(NEW, runtime_upgrade_percent=percent)
-        return default_image(service, None, "old:1", settings, on_cpu=True) == "outrider/runtime-cpu:2"
+        return pinned_image(service, None, "old:1", settings, on_cpu=True) == "outrider/runtime-cpu:2"
 
     assert moves(100)
     assert not moves(0)
@@ -88,7 +88,7 @@ def test_a_share_is_about_as_large_as_it_says_and_an_annotation_keeps_out_of_it(
 
     def moved(**more: object) -> int:
         services = [{"metadata": {**each, **more}} for each in metadata]
-        images = [default_image(each, None, "old:1", settings, on_cpu=True) for each in services]
+        images = [pinned_image(each, None, "old:1", settings, on_cpu=True) for each in services]
         return images.count("outrider/runtime-cpu:2")
 
     assert 250 <= moved() <= 350
@@ -115,7 +115,7 @@ def test_an_image_that_no_status_could_name_is_not_taken_from_the_annotation(typ
     assert (world.revision(), image(world)) == (revision, "outrider/runtime-cpu:1")
     assert world.observed().status.runtime_image == "outrider/runtime-cpu:1"
     assert world.deployment()["metadata"]["annotations"][IMAGE_ANNOTATION] == "cpu outrider/runtime-cpu:1"
-    assert default_image({"metadata": {"uid": "a"}}, world.deployment(), "", SETTINGS, on_cpu=True) == (
+    assert pinned_image({"metadata": {"uid": "a"}}, world.deployment(), "", SETTINGS, on_cpu=True) == (
         "outrider/runtime-cpu:1"
     )
 

@@ -1,4 +1,4 @@
-"""A tiny cluster in memory: it carries out plans as the API server would and plays the controllers when asked."""
+"""A tiny cluster in memory: it carries out plans as the API server would and plays the controllers when request."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ from outrider_crds.profile import (
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.state import DrafterState, RuntimeState
 from outrider_crds.status import Condition, ConditionType
-from outrider_operator.decide import decide
-from outrider_operator.decide.pod_spec.volumes import profile_shared_as
-from outrider_operator.decide.profiling.asked import Asked, asked_of
-from outrider_operator.model import (
+from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -34,17 +31,20 @@ from outrider_operator.model import (
     REVISION_LABEL,
     SERVICE_LABEL,
     SHARED_PROFILE,
+    ApiRefusal,
     FigureWindows,
     Node,
     Object,
     Observed,
-    Rejection,
-    Settings,
+    OperatorSettings,
 )
+from outrider_operator.decide import decide
+from outrider_operator.decide.pod_spec.volumes import profile_shared_as
+from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, request_of
 from outrider_operator.plan import Plan, component_of, fingerprint
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
-SETTINGS = Settings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
+SETTINGS = OperatorSettings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
 PLD = {"name": "pld", "method": "PromptLookup", "promptLookup": {}}
 EAGLE = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/eagle"}}}
 
@@ -81,7 +81,9 @@ def rfc3339(moment: float) -> str:
 class World:
     """Objects by (kind, name); one or more services; a clock that moves when told."""
 
-    def __init__(self, *services: Object, nodes: tuple[Node, ...] | None = (CPU_NODE,), settings: Settings = SETTINGS):
+    def __init__(
+        self, *services: Object, nodes: tuple[Node, ...] | None = (CPU_NODE,), settings: OperatorSettings = SETTINGS
+    ):
         self.services = {service["metadata"]["name"]: copy.deepcopy(service) for service in services}
         self.nodes, self.settings, self.now = nodes, settings, START
         self.objects: dict[tuple[str, str], Object] = {}
@@ -95,11 +97,11 @@ class World:
         self.figures = FigureWindows()
         self.warnings: dict[str, str] = {}
         self.provisioning: dict[str, str] = {}
-        self.unheard: dict[str, str] = {}
+        self.unreachable: dict[str, str] = {}
         self.network_policies: tuple[Object, ...] = ()
-        self.rejections: tuple[Rejection, ...] = ()
+        self.refusals: tuple[ApiRefusal, ...] = ()
         self._refusals: list[tuple[Callable[[Object], bool], str]] = []
-        self.created_jobs: list[Asked] = []
+        self.created_jobs: list[MeasurementRequest] = []
         self._numbers = itertools.count(1)
 
     # --- what the operator does ---
@@ -116,7 +118,7 @@ class World:
         }
         return Observed(
             service=copy.deepcopy(self.services[name]),
-            now=self.now,
+            at=self.now,
             nodes=self.nodes,
             children=copy.deepcopy(mine),
             replica_sets=of(self.replica_sets),
@@ -124,7 +126,7 @@ class World:
             states={n: s for n, s in self.states.items() if n in self.pods},
             warnings=self.warnings,
             provisioning=self.provisioning,
-            unheard=self.unheard,
+            unreachable=self.unreachable,
             network_policies=self.network_policies,
             jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
             job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
@@ -132,7 +134,7 @@ class World:
             shared_profiles=copy.deepcopy(self.shared),
             measured_elsewhere=self.measured_elsewhere,
             figures=self.figures,
-            rejections=self.rejections,
+            refusals=self.refusals,
         )
 
     def reconcile(self, name: str = "chat") -> Plan:
@@ -186,7 +188,7 @@ class World:
 
     def accept(self) -> None:
         """It refuses nothing any more, and what was refused is due to be tried again."""
-        self._refusals, self.rejections = [], ()
+        self._refusals, self.refusals = [], ()
 
     def roll_out(self, name: str = "chat", *, ready: bool = True) -> None:
         """The Deployment controller, the scheduler and the kubelet, all the way."""
@@ -286,11 +288,11 @@ class World:
         job["status"] = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": rfc3339(self.now)}]}
 
     def measure(self, job_name: str, *, failing: dict[str, str] | None = None, **target: Any) -> None:
-        """The Job measures what it was asked to; `failing` maps drafter name -> reason."""
-        asked = asked_of(self.objects[JOB, job_name])
-        assert asked is not None
+        """The Job measures what it was request to; `failing` maps drafter name -> reason."""
+        request = request_of(self.objects[JOB, job_name])
+        assert request is not None
         self.finish_job(
-            job_name, result(asked, rfc3339(self.now), failing=failing, **target).model_dump_json(by_alias=True)
+            job_name, result(request, rfc3339(self.now), failing=failing, **target).model_dump_json(by_alias=True)
         )
 
     def serve(self, name: str = "chat") -> Plan:
@@ -330,8 +332,8 @@ class World:
         said = next((message for which, message in self._refusals if which(document)), None)
         if said is not None:
             name = document["metadata"]["name"]
-            refused = Rejection(document["kind"], name, component_of(document), said, fingerprint(document))
-            self.rejections = (*self.rejections, refused)
+            refused = ApiRefusal(document["kind"], name, component_of(document), said, fingerprint(document))
+            self.refusals = (*self.refusals, refused)
         return said is not None
 
     def _share(self, plan: Plan) -> None:
@@ -352,8 +354,8 @@ class World:
         self.objects[key] = copy.deepcopy(document)
         made = {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "generation": 1}
         self.objects[key]["metadata"] |= {**made, "creationTimestamp": rfc3339(self.now)}
-        if key[0] == JOB and (asked := asked_of(document)) is not None:
-            self.created_jobs.append(asked)
+        if key[0] == JOB and (request := request_of(document)) is not None:
+            self.created_jobs.append(request)
 
     def _apply(self, document: Object) -> None:
         present = self.objects[document["kind"], document["metadata"]["name"]]
@@ -370,22 +372,24 @@ class World:
             present["metadata"]["generation"] += 1
 
 
-def result(asked: Asked, at: str, *, failing: dict[str, str] | None = None, **target: Any) -> ProfilingResult:
+def result(
+    request: MeasurementRequest, at: str, *, failing: dict[str, str] | None = None, **target: Any
+) -> ProfilingResult:
     failing = failing or {}
     drafters = [
         DrafterProfile(
-            key=asked.keys.drafters[name],
+            key=request.keys.drafters[name],
             name=name,
             cost=StepCost(constant_s=0.001),
             autoregressive=False,
             error_percent=3.0,
             measured_at=at,
         )
-        for name in asked.drafters
+        for name in request.drafters
         if name not in failing
     ]
     return ProfilingResult(
-        target=target_profile(asked.keys.target, asked.keys.product, at, **target) if asked.target else None,
+        target=target_profile(request.keys.target, request.keys.product, at, **target) if request.target else None,
         drafters=drafters,
         failures=[ProfilingFailure(reason=r, message=f"{r} happened", drafter=n) for n, r in failing.items()],
     )

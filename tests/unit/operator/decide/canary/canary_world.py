@@ -9,7 +9,7 @@ from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
 from outrider_crds.status import ConditionType as C
 from outrider_crds.status import RolloutStatus
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, Node, Object
+from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, Node, Object
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import CPU_NODE, EAGLE, PLD, START, World, boot_of, manifest

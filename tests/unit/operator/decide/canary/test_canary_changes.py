@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from outrider_operator.cluster_model import DEPLOYMENT
 from outrider_operator.decide import decide
-from outrider_operator.model import DEPLOYMENT
 
 from tests.unit.operator.decide.canary.canary_world import GAIN, HEAD, LOSS, NAME, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from outrider_crds.state import CanaryState
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import CONFIG_MAP
 from outrider_operator.decide import decide
-from outrider_operator.model import CONFIG_MAP
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, arm, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD

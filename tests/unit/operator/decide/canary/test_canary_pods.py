@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_operator.model import SERVICE_LABEL, Object
+from outrider_operator.cluster_model import SERVICE_LABEL, Object
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, LOSS, NAME, CanaryWorld, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, gpu_node

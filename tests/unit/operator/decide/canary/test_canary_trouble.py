@@ -30,7 +30,7 @@ def test_a_pod_that_refuses_its_orders_is_an_error_in_its_words() -> None:
 def test_lost_poll_of_measuring_pod_is_no_error() -> None:
     """The pod's last state still counts, so that a slow network makes no Warning event."""
     world = under_way()
-    world.unheard = {f"{NAME}-0": "no answer within 2.0 s"}
+    world.unreachable = {f"{NAME}-0": "no answer within 2.0 s"}
     world.measure_arms(20)
     assert (world.phase, world.rollout.cause) == ("Measuring", "")
     world.states.clear()

@@ -12,16 +12,16 @@ from outrider_crds.state import (
     DrafterState,
 )
 from outrider_crds.status import ConditionType as C
-from outrider_operator.decide.conditions.status import status_write
-from outrider_operator.model import DrafterFigures as Drafter
-from outrider_operator.model import Figures, FigureWindows, SLOClassFigures
+from outrider_operator.cluster_model import DrafterFigures as Drafter
+from outrider_operator.cluster_model import FigureWindows, SLOClassFigures, WindowFigures
+from outrider_operator.decide.conditions.status_changes import status_write
 
 from tests.unit.operator.decide.world import World, manifest
 
 
-def figures(**fields: Any) -> Figures:
+def figures(**fields: Any) -> WindowFigures:
     """A busy window in which speculation is used and pays."""
-    standard = Figures(
+    standard = WindowFigures(
         window_s=60,
         pods_answered=1,
         pods_ready=1,
@@ -48,7 +48,7 @@ BAD = figures(probe_weighted_ratio=900 * 0.75, slo_classes={"chat": slo(100, 50)
 QUIET = figures(output_tokens=3, slo_classes={"chat": slo(1, 0)})
 
 
-def measured(world: World, current: Figures | None, previous: Figures | None, error: str = "") -> None:
+def measured(world: World, current: WindowFigures | None, previous: WindowFigures | None, error: str = "") -> None:
     world.figures = FigureWindows(current, previous, error)
     world.now += 60
     world.settle()
@@ -127,7 +127,7 @@ def test_a_restarted_operator_keeps_the_figures_until_it_has_measured(serving: W
     ],
 )
 def test_speculation_active_says_whether_it_is_used_and_pays(
-    serving: World, window: Figures | None, expected: str
+    serving: World, window: WindowFigures | None, expected: str
 ) -> None:
     """k = 0 is a right choice, not a fault."""
     measured(serving, window, None)
@@ -330,11 +330,11 @@ def test_conditions_are_written_at_once_and_figures_every_15_seconds(serving: Wo
     measured(serving, GOOD, GOOD)
     old = serving.observed().status
     serving.figures = FigureWindows(replace(GOOD, output_tokens=6001), GOOD)
-    assert not status_write(old, serving.reconcile().status, serving.now, serving.now - 60).now
+    assert not status_write(old, serving.reconcile().status, serving.now, serving.now - 60).is_due
     serving.figures = FigureWindows(replace(GOOD, output_tokens=7000), GOOD)
     new = serving.reconcile().status
     assert status_write(old, new, serving.now, serving.now - 5).again_in_s == pytest.approx(10)
-    assert status_write(old, new, serving.now, serving.now - 15).now
-    assert status_write(old, new, serving.now, None).now
+    assert status_write(old, new, serving.now, serving.now - 15).is_due
+    assert status_write(old, new, serving.now, None).is_due
     serving.figures = FigureWindows(BAD, BAD)
-    assert status_write(old, serving.reconcile().status, serving.now, serving.now).now
+    assert status_write(old, serving.reconcile().status, serving.now, serving.now).is_due

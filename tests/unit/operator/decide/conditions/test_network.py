@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.decide.conditions.network import why_unheard
+from outrider_operator.cluster_model import NETWORK_POLICY, FigureWindows, Object, ServiceIdentity
+from outrider_operator.decide.conditions.network import why_unreachable
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.workloads.services import network_policy
-from outrider_operator.model import NETWORK_POLICY, FigureWindows, Identity, Object
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -25,13 +25,15 @@ def policy(name: str, **spec: Any) -> dict[str, Any]:
 
 def test_a_pod_that_answers_is_not_spoken_of() -> None:
     """However many policies there are."""
-    assert why_unheard({}, [POD], [policy("default-deny")]) == ""
-    assert why_unheard({"other": "x"}, [POD], [policy("default-deny")]) == ""
+    assert why_unreachable({}, [POD], [policy("default-deny")]) == ""
+    assert why_unreachable({"other": "x"}, [POD], [policy("default-deny")]) == ""
 
 
 def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
     """In a namespace that denies by default nobody should have to guess."""
-    said = why_unheard(SILENT, [POD], [policy("z-other"), policy("default-deny", policyTypes=["Ingress", "Egress"])])
+    said = why_unreachable(
+        SILENT, [POD], [policy("z-other"), policy("default-deny", policyTypes=["Ingress", "Egress"])]
+    )
     assert said == (
         "Pod chat-1 does not answer the operator on port 9000: no whole answer within 2.0 s. "
         "NetworkPolicy default-deny, z-other selects it: let the operator's pods reach port 9000, "
@@ -53,7 +55,7 @@ def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
 )
 def test_only_policies_that_limit_who_connects_to_this_pod_are_named(spec: dict[str, Any], named: bool) -> None:
     """A policy on egress, or on other pods, is not in the way."""
-    assert ("NetworkPolicy p selects it" in why_unheard(SILENT, [POD], [policy("p", **spec)])) is named
+    assert ("NetworkPolicy p selects it" in why_unreachable(SILENT, [POD], [policy("p", **spec)])) is named
 
 
 @pytest.mark.parametrize(
@@ -72,15 +74,15 @@ def test_only_policies_that_limit_who_connects_to_this_pod_are_named(spec: dict[
 )
 def test_a_policy_that_lets_the_port_in_is_not_blamed(rule: dict[str, Any], named: list[str]) -> None:
     """Policies add up: where one lets everybody in, the pod is silent for another reason."""
-    said = why_unheard(SILENT, [POD], [policy("p", ingress=[rule]), policy("deny")])
+    said = why_unreachable(SILENT, [POD], [policy("p", ingress=[rule]), policy("deny")])
     assert [name for name in ("deny", "p") if f"{name} selects it" in said or f"{name}, " in said] == named
 
 
 def test_outriders_own_policy_is_not_blamed() -> None:
     """It lets the operator in, whatever the namespace denies: the pod answered HTTP 500, and the condition named it."""
     pod = {"metadata": {"name": "chat-1", "labels": labels("chat")}}
-    own = network_policy(Identity("chat", "default", "uid"), PEERS)
-    said = why_unheard({"chat-1": "HTTP status 500"}, [pod], [own, policy("default-deny")])
+    own = network_policy(ServiceIdentity("chat", "default", "uid"), PEERS)
+    said = why_unreachable({"chat-1": "HTTP status 500"}, [pod], [own, policy("default-deny")])
     assert said == "Pod chat-1 does not answer the operator on port 9000: HTTP status 500."
 
 
@@ -138,7 +140,7 @@ def test_a_policy_of_another_service_under_that_name_is_told_about() -> None:
     """Decisions see it and leave it alone: without a word the pods would stay open, or shut to the operator. It is in
     nobody's way where the chart asks for none."""
     world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
-    owner = owner_reference(Identity("other", "default", "uid-other"), controller=True)
+    owner = owner_reference(ServiceIdentity("other", "default", "uid-other"), controller=True)
     metadata = {"name": "chat-admin-port", "uid": "theirs", "labels": labels("chat"), "ownerReferences": [owner]}
     world.objects[NETWORK_POLICY, "chat-admin-port"] = {"kind": NETWORK_POLICY, "metadata": metadata}
     world.settle()
@@ -156,7 +158,7 @@ def test_the_conditions_that_wait_for_a_pods_word_say_why_it_does_not_come() -> 
     world.settle()
     world.roll_out()
     (pod,) = world.pods
-    world.unheard = {pod: "no answer within 2.0 s"}
+    world.unreachable = {pod: "no answer within 2.0 s"}
     world.network_policies = (policy("default-deny"),)
     world.figures = FigureWindows(error="none of the 1 ready pods answers on its state endpoint")
     world.settle()

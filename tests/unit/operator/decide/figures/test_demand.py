@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from outrider_crds.profile import ExecutionMode, StepCost, TargetProfile
+from outrider_operator.cluster_model import FigureWindows, SLOClassFigures, WindowFigures
 from outrider_operator.decide.figures.demand import Load, capacity, load_of
-from outrider_operator.demand_metrics import LABELS, NAME, ServiceDemand
-from outrider_operator.model import Figures, FigureWindows, SLOClassFigures
+from outrider_operator.operator_metrics.demand_metrics import LABELS, NAME, ServiceDemand
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.unit.operator.decide.world import World, manifest, rfc3339, target_profile
@@ -30,10 +30,10 @@ PROFILE = TargetProfile(
 )
 
 
-def _figures(rate: float, batch: float, step_s: float, tokens_per_step: float = 1.0, pods: int = 1) -> Figures:
+def _figures(rate: float, batch: float, step_s: float, tokens_per_step: float = 1.0, pods: int = 1) -> WindowFigures:
     """A window of 60 s."""
     steps = 60 * rate / (batch * tokens_per_step)
-    return Figures(
+    return WindowFigures(
         window_s=60.0,
         pods_answered=pods,
         pods_ready=pods,
@@ -163,7 +163,7 @@ def test_demand_without_figures_or_profile_is_absent() -> None:
 def test_demand_of_a_service_without_traffic_is_zero() -> None:
     """Pods that answer and have nothing to do were measured."""
     world = _served()
-    idle = Figures(window_s=60.0, pods_answered=1, pods_ready=1)
+    idle = WindowFigures(window_s=60.0, pods_answered=1, pods_ready=1)
     world.figures = FigureWindows(current=idle)
     assert [entry["replicas"] for entry in _demand(world)] == ["0"]
 

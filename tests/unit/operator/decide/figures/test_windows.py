@@ -15,8 +15,9 @@ from outrider_crds.state import (
     SLOClassState,
     SpeedupState,
 )
+from outrider_operator.cluster_model import FigureWindows
 from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
-from outrider_operator.decide.figures.status import slo_classes
+from outrider_operator.decide.figures.status_figures import slo_classes
 from outrider_operator.decide.figures.windows import (
     History,
     followed_revision,
@@ -26,7 +27,6 @@ from outrider_operator.decide.figures.windows import (
     record,
     windows,
 )
-from outrider_operator.model import FigureWindows
 
 from tests.unit.operator.decide.world import START, World, manifest
 
@@ -51,7 +51,7 @@ def state(tokens: int = 0, *, started_at: float = START, **fields: Any) -> Runti
 
 
 def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tuple[History, float]:
-    """A history of looks `every_s` apart, and the time of the last."""
+    """A history of snapshots `every_s` apart, and the time of the last."""
     history, now = History(), START
     for step, states in enumerate(steps):
         now = START + step * every_s
@@ -66,7 +66,7 @@ def tokens_in_window(steps: list[dict[str, RuntimeState]]) -> float | None:
 
 
 def test_goodput_is_summed_over_pods() -> None:
-    """Two pods at 10 and 20 tokens a look, six looks in the window."""
+    """Two pods at 10 and 20 tokens a snapshot, six snapshots in the window."""
     assert tokens_in_window([{"a": state(10 * i), "b": state(20 * i)} for i in range(10)]) == 180
 
 
@@ -103,7 +103,7 @@ def test_an_operator_that_starts_late_does_not_count_the_past() -> None:
 
 
 def test_a_pod_that_starts_while_we_watch_counts_from_its_first_token() -> None:
-    """A new process's first tokens fall between two looks."""
+    """A new process's first tokens fall between two snapshots."""
     steps: list[dict[str, RuntimeState]] = [{} for _ in range(5)]
     steps += [{"b": state(7 * i, started_at=START + 45)} for i in range(1, 6)]
     assert tokens_in_window(steps) == 35
@@ -131,7 +131,7 @@ def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
     for i in range(500):
         history = record(history, {f"pod-{i // 50}": state(i)}, NAMES, 1, START + 5 * i, WINDOW_S)
         history = forget(history, {f"pod-{i // 50}"})
-    assert len(history.looks) < 80
+    assert len(history.snapshots) < 80
     assert len(history.pods) == 1
 
 
@@ -148,8 +148,8 @@ def test_names_that_a_pod_makes_up_are_not_kept() -> None:
     history = History()
     for i in range(50):
         history = record(history, counting(f"made-up-{i}", i), NAMES, 1, START + 5 * i, WINDOW_S)
-    assert {key[:2] for key in history.looks[-1].totals} <= {("output_tokens",)}
-    assert history.looks[-1].totals[("output_tokens",)] == 1
+    assert {key[:2] for key in history.snapshots[-1].totals} <= {("output_tokens",)}
+    assert history.snapshots[-1].totals[("output_tokens",)] == 1
     assert len(history.pods["a"][1]) <= 3
 
 
@@ -159,7 +159,7 @@ def test_a_name_that_leaves_the_spec_leaves_the_figures_and_begins_anew() -> Non
     for i in range(20):
         names = other if 8 <= i < 12 else NAMES
         history = record(history, counting("chat", 10 * i), names, 1, START + 10 * i, WINDOW_S)
-        has_it = any(key[:2] == ("class", "chat") for look in history.looks for key in look.totals)
+        has_it = any(key[:2] == ("class", "chat") for snapshot in history.snapshots for key in snapshot.totals)
         assert has_it == (names is NAMES and i > 0)
     current = windows(history, START + 190, WINDOW_S).current
     assert current is not None
@@ -184,7 +184,7 @@ def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool
         count, produced = count + gained, produced + gained
         states = {"a": state(count, started_at=process)} if answers else {}
         history = record(history, states, NAMES, 1, now, WINDOW_S)
-    total = history.looks[-1].totals.get(("output_tokens",), 0.0)
+    total = history.snapshots[-1].totals.get(("output_tokens",), 0.0)
     assert produced - unseen - (count - seen_of(history, process)) == total
 
 

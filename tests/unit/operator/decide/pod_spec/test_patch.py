@@ -11,13 +11,13 @@ from outrider_crds.manifest import load_manifest
 from outrider_crds.pod_template import PodTemplate
 from outrider_crds.profile import profile_keys
 from outrider_crds.status import ConditionType
-from outrider_operator.decide.pod_spec.patch import merged, objections
+from outrider_operator.cluster_model import DEPLOYMENT, Node, OperatorSettings, ServiceIdentity
+from outrider_operator.decide.pod_spec.patch import merged, patch_problems
 from outrider_operator.decide.pod_spec.placement import is_room_among, patched_tolerations
 from outrider_operator.decide.pod_spec.template import pod_template
-from outrider_operator.decide.profiling.asked import Asked
 from outrider_operator.decide.profiling.job_manifest import job_manifest
-from outrider_operator.inbound.results import PROFILER
-from outrider_operator.model import DEPLOYMENT, Identity, Node, Settings
+from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
+from outrider_operator.validation.results import PROFILER
 
 from tests import corpus
 from tests.unit.operator.decide.world import World, manifest
@@ -28,7 +28,7 @@ FIELDS = st.sampled_from([
     "resources", "limits", "claims", "tolerations", "nodeSelector", "nodeAffinity", "env", "capabilities", "add",
     "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "hostPath", "topologySpreadConstraints",
 ])  # fmt: skip
-SETTINGS = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
+SETTINGS = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
 SPEC = load_manifest(corpus.good()["pod-patch"]).spec
 KEYS = profile_keys(SPEC, "NVIDIA-H200", "gpu")
 
@@ -39,8 +39,8 @@ def serving_pod() -> dict[str, Any]:
 
 
 def profiling_pod() -> dict[str, Any]:
-    request = Asked(keys=KEYS, target=True, drafters=(), attempt="a", request="")
-    job = job_manifest(Identity("chat", "ns", "uid"), SETTINGS, SPEC, "gpu", request)
+    request = MeasurementRequest(keys=KEYS, target=True, drafters=(), attempt="a", reprofile="")
+    job = job_manifest(ServiceIdentity("chat", "ns", "uid"), SETTINGS, SPEC, "gpu", request)
     spec: dict[str, Any] = job["spec"]["template"]["spec"]
     return spec
 
@@ -138,7 +138,7 @@ HOSTILE = {
 @pytest.mark.parametrize("word", HOSTILE)
 def test_hostile_patch_is_refused_by_name(word: str) -> None:
     """Issue 40: a condition with a sentence, and the pods that run stay as they are."""
-    assert word in "; ".join(objections(PodTemplate.model_validate(HOSTILE[word])))
+    assert word in "; ".join(patch_problems(PodTemplate.model_validate(HOSTILE[word])))
     world = World(manifest())
     world.settle()
     before = world.objects[DEPLOYMENT, "chat"]["spec"]
@@ -181,7 +181,7 @@ WEAKENS_POD: dict[str, dict[str, Any]] = {
 
 
 def _said(patch: dict[str, Any]) -> str:
-    return "; ".join(objections(PodTemplate.model_validate(patch)))
+    return "; ".join(patch_problems(PodTemplate.model_validate(patch)))
 
 
 @pytest.mark.parametrize("word", LEAVES_BASELINE)
@@ -235,13 +235,15 @@ def test_security_context_within_baseline_is_accepted(context: dict[str, Any]) -
 @pytest.mark.parametrize("name", ["terminationGracePeriodSeconds", "restartPolicy", "activeDeadlineSeconds"])
 def test_reserved_field_is_refused_with_an_empty_value(name: str, value: object) -> None:
     """terminationGracePeriodSeconds: 0 or null went through: pods were killed without draining."""
-    assert name in "; ".join(objections(PodTemplate.model_validate({name: value})))
+    assert name in "; ".join(patch_problems(PodTemplate.model_validate({name: value})))
 
 
 def test_host_boolean_is_accepted_as_false_only() -> None:
     """Policies of other clusters write hostNetwork: false, which changes nothing; null is as good as a typo."""
-    assert not list(objections(PodTemplate.model_validate({"hostNetwork": False, "hostPID": False, "hostIPC": False})))
-    assert list(objections(PodTemplate.model_validate({"hostNetwork": None})))
+    assert not list(
+        patch_problems(PodTemplate.model_validate({"hostNetwork": False, "hostPID": False, "hostIPC": False}))
+    )
+    assert list(patch_problems(PodTemplate.model_validate({"hostNetwork": None})))
 
 
 def test_patch_that_writes_to_the_node_is_refused() -> None:
@@ -249,7 +251,7 @@ def test_patch_that_writes_to_the_node_is_refused() -> None:
     volume = {"name": "host", "hostPath": {"path": "/models"}}
     side = {"name": "side", "image": "x", "volumeMounts": [{"name": "host", "mountPath": "/m"}]}
     world = World(manifest(podTemplate={"volumes": [volume], "containers": [side]}))
-    world.settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu", allowed_host_paths=("/models",))
+    world.settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu", allowed_host_paths=("/models",))
     world.settle()
     message = world.condition(ConditionType.SPEC_VALID).message
     assert "could write to the node: add readOnly: true" in message

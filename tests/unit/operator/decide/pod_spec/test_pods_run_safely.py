@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_operator.model import DEPLOYMENT, DISRUPTION_BUDGET, JOB, KUBERNETES_SERVICE, Object
+from outrider_operator.cluster_model import DEPLOYMENT, DISRUPTION_BUDGET, JOB, KUBERNETES_SERVICE, Object
 
 from tests.unit.operator.decide.world import EAGLE, SETTINGS, World, gpu_node, manifest
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import JOB
 from outrider_operator.decide import decide
-from outrider_operator.decide.profiling.asked import asked_of
-from outrider_operator.model import JOB
+from outrider_operator.decide.profiling.measurement_request import request_of
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
 
@@ -40,10 +40,10 @@ def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(m
 def test_a_result_that_cannot_be_read_says_where() -> None:
     """The condition showed nothing but the whole document."""
     world = started()
-    asked = asked_of(world.objects[JOB, world.jobs()[0]])
-    assert asked is not None
+    request = request_of(world.objects[JOB, world.jobs()[0]])
+    assert request is not None
     moment = rfc3339(world.now)
-    world.finish_job(world.jobs()[0], result(asked, moment).model_dump_json(by_alias=True).replace(moment, "soon"))
+    world.finish_job(world.jobs()[0], result(request, moment).model_dump_json(by_alias=True).replace(moment, "soon"))
     world.settle()
     assert "target.measuredAt" in world.condition(C.PROFILES_READY).message
 
@@ -181,9 +181,9 @@ def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() 
 def test_a_job_that_says_that_steps_are_free_fails_and_its_service_goes_on(costs: dict[str, Any]) -> None:
     """It ended every look at the service: a free step is infinitely slower with any draft."""
     world = started(draftPool=[SPARSE])
-    asked = asked_of(world.objects[JOB, world.jobs()[0]])
-    assert asked is not None
-    said = json.loads(result(asked, rfc3339(world.now)).model_dump_json(by_alias=True))
+    request = request_of(world.objects[JOB, world.jobs()[0]])
+    assert request is not None
+    said = json.loads(result(request, rfc3339(world.now)).model_dump_json(by_alias=True))
     said["target"]["costs"] = costs
     world.finish_job(world.jobs()[0], json.dumps(said))
     world.settle()

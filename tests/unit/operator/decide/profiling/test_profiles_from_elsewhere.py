@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide.profile_store import read_store
 from outrider_operator.decide.profiling.shared_profiles import MOST_SHARED
-from outrider_operator.model import CONFIG_MAP, JOB, Object
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest, started
 

@@ -8,10 +8,10 @@ import pytest
 from outrider_crds.profile import ExecutionMode, ProfilingResult, StepCost
 from outrider_crds.spec import SparseSelf, Speculation
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide import decide
 from outrider_operator.decide.profile_store import Store, read_store
-from outrider_operator.decide.profiling.asked import asked_of
-from outrider_operator.model import CONFIG_MAP, JOB, Object
+from outrider_operator.decide.profiling.measurement_request import request_of
 from outrider_runtime.profiler.profile_report import as_json
 from outrider_runtime.profiler.run import Profile
 
@@ -107,9 +107,9 @@ def test_where_a_self_drafting_target_pays_is_in_the_status() -> None:
 def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
     """They counted a window's pages each in their own way."""
     world = started(draftPool=[SPARSE])
-    asked = asked_of(world.objects[JOB, world.jobs()[0]])
-    assert asked is not None
-    said = result(asked, rfc3339(world.now))
+    request = request_of(world.objects[JOB, world.jobs()[0]])
+    assert request is not None
+    said = result(request, rfc3339(world.now))
     step = StepCost(per_context_token_s=1e-6, per_batched_token_s=2e-5, constant_s=0.01)
     told = {"most_requests": 32, "request_tokens": 131072, "kv_tokens": 10**6, "costs": {ExecutionMode.UNIFORM: step}}
     target = said.target.model_copy(update=told) if said.target is not None else None
@@ -154,7 +154,7 @@ def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:
 
 
 def test_a_profile_is_read_once_in_a_decision_and_never_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 kB of failures each was read anew wherever the profile was asked for: a third of a second for a look, in
+    """Of 200 kB of failures each was read anew wherever the profile was request for: a third of a second for a look, in
     which all other services waited."""
     world = World(manifest())
     world.serve()

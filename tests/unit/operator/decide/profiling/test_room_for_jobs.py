@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import JOB, Node, Object
 from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec import placement
 from outrider_operator.decide.profiling.product_profiles import MOST_HOSTNAMES
-from outrider_operator.model import JOB, Node, Object
 
 from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node, manifest, started, unschedulable
 
@@ -85,7 +85,7 @@ def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None
 
 
 def test_a_new_draft_is_measured_after_the_new_pods_have_their_turn() -> None:
-    """Seen by the operator before the first pod of the new revision is made: the old ones are not meant."""
+    """ProfileInputs by the operator before the first pod of the new revision is made: the old ones are not meant."""
     world = World(manifest())
     world.serve()
     world.patch(engine={"maxModelLen": 512})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import CONFIG_MAP, JOB
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.profile_store import Failure, Store, read_store, store_data
-from outrider_operator.decide.profiling.sharing import MOST_OWNERS
-from outrider_operator.model import CONFIG_MAP, JOB
+from outrider_operator.decide.profiling.shared_objects import MAX_OWNERS
 
 from tests.unit.operator.decide.world import World, manifest
 
@@ -49,7 +49,7 @@ def test_a_profile_with_as_many_owners_as_it_may_have_is_used_all_the_same() -> 
     world = World(manifest())
     world.serve()
     profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
-    others = [{"uid": f"other-{number}"} for number in range(MOST_OWNERS)]
+    others = [{"uid": f"other-{number}"} for number in range(MAX_OWNERS)]
     profile["metadata"]["ownerReferences"] = others
     world.settle()
     assert profile["metadata"]["ownerReferences"] == others

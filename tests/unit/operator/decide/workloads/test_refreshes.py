@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from outrider_operator.cluster_model import CONFIG_MAP
 from outrider_operator.decide.workloads.refreshes import AGAIN_S, HOT_ANNOTATION
-from outrider_operator.model import CONFIG_MAP
 
 from tests.unit.operator.decide.world import World, manifest
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, JOB, KUBERNETES_SERVICE, SERVING, ApiRefusal, Object
 from outrider_operator.decide import decide
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, JOB, KUBERNETES_SERVICE, SERVING, Object, Rejection
 from outrider_operator.plan import fingerprint
 
 from tests.unit.operator.decide.world import World, find, manifest
@@ -198,7 +198,7 @@ def test_a_deployment_that_admission_rewrites_serves_and_is_told_of() -> None:
     world.deployment()["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = "Always"
     (write,) = decide(world.observed(), world.settings).apply
     said = 'spec.template.spec.containers[runtime].imagePullPolicy is "Always", not "IfNotPresent"'
-    world.rejections = (Rejection(DEPLOYMENT, "chat", SERVING, said, fingerprint(write), is_stored=True),)
+    world.refusals = (ApiRefusal(DEPLOYMENT, "chat", SERVING, said, fingerprint(write), is_stored=True),)
     plan = world.settle()
     assert plan.is_idle
     assert world.reason(C.SPEC_VALID) == "True/Accepted"

@@ -1,0 +1,309 @@
+"""Types for what the operator reads: `Observed` is the input of `decide(observed, settings) -> Plan` (`plan.py`).
+
+Kubernetes objects are plain JSON dicts as the API server sends them. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from outrider_crds.rules import violations
+from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.state import RuntimeState
+from outrider_crds.status import Condition, SpeculativeServiceStatus
+from pydantic import ValidationError
+
+Object = dict[str, Any]
+
+# Kinds of children whose names are or begin with the service's name, in the order in which they are applied.
+SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE = "ServiceAccount", "ConfigMap", "Service"
+DISRUPTION_BUDGET, DEPLOYMENT, JOB = "PodDisruptionBudget", "Deployment", "Job"
+NETWORK_POLICY = "NetworkPolicy"
+
+SERVICE_LABEL = "outrider.dev/service"
+REVISION_LABEL = "outrider.dev/revision"
+TRACK_LABEL, CANARY_TRACK = "outrider.dev/track", "canary"
+"""Label of the pods and the Deployment of a draft canary."""
+COMPONENT_LABEL = "outrider.dev/component"
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+"""Label that Kubernetes sets on the pods of a Job."""
+SERVING, PROFILING, PROFILE = "serving", "profiling", "profile"
+"""Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps."""
+SHARED_PROFILE = "shared-profile"
+"""Component of profiles for all namespaces: ConfigMaps in the operator's own namespace, and nowhere else."""
+MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
+FIELD_MANAGER = "outrider"
+METRICS_WINDOW_S = 60.0
+"""Length of the window of the status figures, unless the chart sets another."""
+_MAX_VIOLATIONS = 4
+"""Violations of a spec that a message lists."""
+TOO_LARGE = "outrider.dev/too-large"
+"""Key in the copy of a spec that is too large for the cache: its size in bytes. Only `PODLESS_FIELDS` are kept."""
+PODLESS_FIELDS = (
+    "replicas", "paused", "speculation", "sloClasses", "defaultSLOClass", "rollout", "profiling", "metrics",
+)  # fmt: skip
+"""Fields of a spec that make no revision."""
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """Values of the chart, which are fixed for the life of the operator's process."""
+
+    runtime_image: str
+    """Default image of GPU services."""
+    runtime_cpu_image: str
+    """Default image of services on `cpu`."""
+    image_pull_policy: str = "IfNotPresent"
+    runtime_upgrade_percent: int = 0
+    """Share of the services that move to these images. The others stay on the image that they started with."""
+    allowed_host_paths: tuple[str, ...] = ()
+    """Folders of nodes, with all subfolders, that pods may read; empty: no hostPath is allowed."""
+    prometheus_configured: bool = False
+    platform_assigns_user: bool = False
+    """True if pods must not set user and group, because the platform assigns them per namespace (OpenShift)."""
+    admin_port_peers: tuple[Object, ...] = ()
+    """NetworkPolicyPeers that may reach the serving pods' admin port; empty: no NetworkPolicy is created."""
+    profiling_priority_class: str = ""
+    """Priority class of profiling Jobs (below serving, never preempting); empty: the cluster's default."""
+    window_s: float = METRICS_WINDOW_S
+    """Length of the figures' window in seconds."""
+    unschedulable_s: float = 60.0
+    """Seconds without a node after which a pod means NoCapacity, unless an autoscaler adds a node for it."""
+    namespace: str = ""
+    """Namespace of the operator."""
+    profiles_shared_from: tuple[str, ...] = ()
+    """Namespaces whose measurements all namespaces use."""
+    engine_version: str = ""
+    """Version of vLLM in `runtime_image`; empty if it is unknown."""
+    engine_version_cpu: str = ""
+    """Version of vLLM in `runtime_cpu_image`; empty if it is unknown."""
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Object, ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DrafterFigures:
+    """Counts of one drafter, summed over pods and window."""
+
+    tried: float = 0.0
+    accepted: float = 0.0
+    request_steps: float = 0.0
+
+
+@dataclass(frozen=True)
+class SLOClassFigures:
+    """Counts of one SLO class, summed over pods and window."""
+
+    finished: float = 0.0
+    attained: float = 0.0
+    tpot_counts: tuple[float, ...] = ()
+    """Observations per bucket of TPOT_BUCKETS_S, not cumulative; one more than the bounds."""
+    aborted: float = 0.0
+    """Requests whose client disconnected."""
+
+
+@dataclass(frozen=True)
+class WindowFigures:
+    """Figures of a service in one window, summed over its pods. Pods and Prometheus give the same."""
+
+    window_s: float
+    pods_answered: int = 0
+    pods_ready: int = 0
+    output_tokens: float = 0.0
+    request_steps: float = 0.0
+    """(request, step) pairs, speculative or not."""
+    busy_s: float = 0.0
+    """Seconds that engine steps took."""
+    busy_steps: float = 0.0
+    """Engine steps in the window."""
+    drafters: Mapping[str, DrafterFigures] = field(default_factory=dict)
+    drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
+    """Drafters in the longer window: a drafter that is rarely tried may have no trial in the short one."""
+    slo_classes: Mapping[str, SLOClassFigures] = field(default_factory=dict)
+    steps: float = 0.0
+    speculative_steps: float = 0.0
+    """Steps that verified a proposal. This and all following fields cover the longer window of the probes."""
+    probes: float = 0.0
+    tokens_per_step: float = 0.0
+    """Mean tokens of a request in a step; 0: unknown."""
+    probe_weight: float = 0.0
+    probe_weighted_ratio: float = 0.0
+    baseline_tokens: float = 0.0
+    baseline_s: float = 0.0
+    speculative_tokens: float = 0.0
+    speculative_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FigureWindows:
+    """The window that ends now and the one before it; None without enough samples."""
+
+    current: WindowFigures | None = None
+    previous: WindowFigures | None = None
+    error: str = ""
+    """Sentence about why there are no figures, such as "Prometheus does not answer"; empty if there are any."""
+
+
+@dataclass(frozen=True)
+class ServiceIdentity:
+    """Identity of a service. Its children have its name and refer to it by its uid."""
+
+    name: str
+    namespace: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class ApiRefusal:
+    """A write that the API server refused, or that admission changed. Plans leave it out until it is due again."""
+
+    kind: str
+    name: str
+    component: str
+    """Component label of the object: SERVING, PROFILING or PROFILE."""
+    message: str
+    """Message of the API server."""
+    write: str
+    """`fingerprint` of the refused write. A changed document of the same name is another write."""
+    is_stored: bool = False
+    """True if the object was stored, but an admission policy changed it. `message` names the field."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A consistent snapshot of a service and all objects that belong to it."""
+
+    service: Object
+    """The SpeculativeService as the API server sent it."""
+    at: float
+    """Unix seconds."""
+    nodes: tuple[Node, ...] | None = ()
+    """Nodes; None if the operator may not read them (watchNamespaces without a ClusterRole)."""
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """(kind, name) -> object, for `child_names` and for every ConfigMap and NetworkPolicy with the service's label.
+
+    Objects of other owners are included: a name that is not in the cache is read, so that a foreign object is noticed
+    before it is touched.
+    """
+    replica_sets: tuple[Object, ...] = ()
+    """ReplicaSets with the service's label."""
+    pods: tuple[Object, ...] = ()
+    """Serving pods, which the service's Deployments created."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Name -> newest Warning event ("FailedMount: ..."), for pods that have no container yet and Jobs without a pod."""
+    provisioning: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> message of an autoscaler about the node that it adds, for pods without a node."""
+    states: Mapping[str, RuntimeState] = field(default_factory=dict)
+    """Pod name -> its newest state, for pods that answered recently."""
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> error of the last poll, for ready pods that did not answer it."""
+    network_policies: tuple[Object, ...] = ()
+    """All NetworkPolicies of the namespace. They are read only while a pod is unreachable."""
+    jobs: tuple[Object, ...] = ()
+    """All profiling Jobs of the namespace."""
+    job_pods: tuple[Object, ...] = ()
+    """All pods of profiling Jobs of the namespace."""
+    profiles: Mapping[str, Object] = field(default_factory=dict)
+    """Name -> profile ConfigMap, all of the namespace. ConfigMaps have no `data` until a plan requests it
+    (`Plan.read`)."""
+    shared_profiles: Mapping[str, Object] = field(default_factory=dict)
+    """Profile ConfigMaps in the operator's namespace, which all namespaces use, by their names in other namespaces."""
+    measured_elsewhere: frozenset[str] = frozenset()
+    """Names of Jobs that run in namespaces whose measurements all namespaces use."""
+    figures: FigureWindows = FigureWindows()
+    refusals: tuple[ApiRefusal, ...] = ()
+    """Writes that were refused recently, for this generation of the service."""
+
+    @property
+    def identity(self) -> ServiceIdentity:
+        metadata = self.service["metadata"]
+        return ServiceIdentity(str(metadata["name"]), str(metadata["namespace"]), str(metadata["uid"]))
+
+    @property
+    def generation(self) -> int:
+        return int(self.service["metadata"].get("generation", 0))
+
+    @cached_property
+    def parsed(self) -> SpeculativeServiceSpec | str:
+        """The spec, or a sentence about what is wrong with it.
+
+        A spec may be wrong because the CRD of another release accepted it. Unknown fields are ignored: the API server
+        adds defaults of a newer CRD on every read.
+        """
+        spec = self.service.get("spec") or {}
+        if TOO_LARGE in spec:
+            return f"it takes {spec[TOO_LARGE]} bytes, and 64 KiB are the most; make podTemplate or engine shorter"
+        try:
+            parsed = SpeculativeServiceSpec.model_validate(spec, extra="ignore")
+        except ValidationError as error:
+            broken = [f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+            return "; ".join(broken[:_MAX_VIOLATIONS])
+        return "; ".join(islice(violations(parsed, "spec"), _MAX_VIOLATIONS)) or parsed
+
+    @cached_property
+    def status(self) -> SpeculativeServiceStatus:
+        return read_status(self.service)
+
+
+def read_status(service: Object) -> SpeculativeServiceStatus:
+    """The status without conditions that this release does not know; an empty one if it cannot be read."""
+    status = service.get("status") or {}
+    conditions = [condition for condition in status.get("conditions") or () if _is_condition(condition)]
+    try:
+        return SpeculativeServiceStatus.model_validate({**status, "conditions": conditions}, extra="ignore")
+    except ValidationError:
+        return SpeculativeServiceStatus()
+
+
+def _is_condition(document: Object) -> bool:
+    try:
+        Condition.model_validate(document, extra="ignore")
+    except ValidationError:
+        return False
+    return True
+
+
+def hot_map_name(service: str) -> str:
+    """Name of the ConfigMap with settings that running pods adopt."""
+    return f"{service}-hot"
+
+
+def canary_name(service: str) -> str:
+    """Name of a draft canary's Deployment."""
+    return f"{service}-canary"
+
+
+def canary_hot_map_name(service: str) -> str:
+    """Name of the ConfigMap with settings that running canary pods adopt."""
+    return f"{service}-canary-hot"
+
+
+def revision_map_name(service: str, revision: str) -> str:
+    """Name of the ConfigMap of a revision."""
+    return f"{service}-{revision}"
+
+
+def child_names(service: str) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of the children with fixed names."""
+    return (
+        (SERVICE_ACCOUNT, service),
+        (CONFIG_MAP, hot_map_name(service)),
+        (KUBERNETES_SERVICE, service),
+        (DISRUPTION_BUDGET, service),
+        (DEPLOYMENT, service),
+    )
+
+
+def canary_names(service: str) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of the children of a draft canary, except the ConfigMap of its revision."""
+    return ((CONFIG_MAP, canary_hot_map_name(service)), (DEPLOYMENT, canary_name(service)))

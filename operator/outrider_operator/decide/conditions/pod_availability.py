@@ -1,0 +1,41 @@
+"""Conditions Available and Ready: can users of the endpoint get answers?"""
+
+from __future__ import annotations
+
+from outrider_crds.status import Reason
+
+from outrider_operator.decide.conditions.verdict import Verdict, false, true
+from outrider_operator.decide.pod_states import Pods
+
+
+def available(pods: Pods, replicas: int) -> Verdict:
+    """True when at least spec.replicas pods are ready."""
+    if replicas == 0:
+        return true(Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
+    count = len(pods.ready)
+    if count >= replicas:
+        return true(Reason.ENOUGH_READY_PODS, f"{replicas} of {replicas} pods are ready.")
+    return false(_reason(pods, Reason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods))
+
+
+def endpoint_ready(pods: Pods, replicas: int, *, is_reachable: bool) -> Verdict:
+    """True while at least one pod can answer. is_reachable: a Kubernetes Service selects the pods."""
+    if replicas == 0:
+        return false(Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
+    if pods.ready and not is_reachable:
+        return false(
+            Reason.NO_READY_ENDPOINT, "Pods are ready, but no Service of Outrider's leads to them; see SpecValid."
+        )
+    if pods.ready:
+        return true(Reason.ENDPOINT_READY, "At least one pod answers.")
+    return false(_reason(pods, Reason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
+
+
+def _reason(pods: Pods, otherwise: Reason) -> Reason:
+    trouble = pods.trouble()
+    return trouble.reason if trouble is not None else otherwise
+
+
+def _sentence(start: str, pods: Pods) -> str:
+    why = pods.why_not_ready().rstrip(".")
+    return f"{start}. {why}." if why else f"{start}."

@@ -1,0 +1,118 @@
+"""Combine verdicts into a status, derive events from its changes, and decide when to write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from outrider_crds.conditions import condition, find_condition, initial_conditions, set_condition
+from outrider_crds.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Reason,
+    RolloutStatus,
+    SpeculativeServiceStatus,
+)
+
+from outrider_operator.decide.conditions.verdict import Verdicts
+from outrider_operator.plan import Event
+
+FIGURES_EVERY_S = 15.0
+_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "demand"})
+_ROLLOUT_FIGURES = frozenset(
+    {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
+)
+"""Fields of `status.rollout` that change with every request of a canary."""
+_FIGURE_REASONS = frozenset({Reason.CANARY_MEASURING})
+_FIGURE_CONDITIONS = frozenset(
+    {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
+)
+"""Conditions whose messages quote figures, and change as often."""
+_DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+"""Conditions that repeat another one, which has the event."""
+_QUIET = frozenset(
+    {Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES, Reason.COMPLETE}
+    | {Reason.CANARY_STARTING, Reason.CANARY_MEASURING, Reason.CANARY_RUNNING}
+    | {Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE}
+)
+"""Reasons without an event: Updated already reports a complete rollout, and a canary has its own events."""
+_WELCOME_WHEN_FALSE = frozenset(
+    {Reason.COMPLETE, Reason.PAUSED, Reason.SCALED_TO_ZERO, Reason.OFF, Reason.NOT_WORTH_IT, Reason.LEARNING}
+    | {Reason.PROFILING, Reason.ROLLING_OUT, Reason.CONFIG_PENDING, Reason.NO_DRAFTER, Reason.WAITING_FOR_SERVING_POD}
+)
+
+
+@dataclass(frozen=True)
+class StatusWrite:
+    """Whether to write a status now, or when to check again."""
+
+    is_due: bool
+    again_in_s: float | None = None
+
+
+def with_verdicts(
+    status: SpeculativeServiceStatus, verdicts: Verdicts, generation: int, at: float
+) -> SpeculativeServiceStatus:
+    """`status` with a condition for each verdict, and Unknown for each type that has none."""
+    moment = datetime.fromtimestamp(at, UTC)
+    conditions: list[Condition] = list(status.conditions)
+    for kind, verdict in verdicts.items():
+        new = condition(kind, verdict.status, verdict.reason, verdict.message, generation=generation)
+        conditions = set_condition(conditions, new, moment)
+    conditions = initial_conditions(conditions, generation, moment)
+    order = list(ConditionType)
+    return status.model_copy(update={"conditions": sorted(conditions, key=lambda c: order.index(c.type))})
+
+
+def status_write(
+    old: SpeculativeServiceStatus, new: SpeculativeServiceStatus, at: float, figures_written_at: float | None
+) -> StatusWrite:
+    """Write changed conditions, counts and profiles at once, but figures at most every 15 s.
+
+    Figures have three significant digits, so that noise changes nothing.
+    figures_written_at: when this process last wrote a status of the service; None if it has not.
+    """
+    if old == new:
+        return StatusWrite(is_due=False)
+    if _without_figures(old) != _without_figures(new):
+        return StatusWrite(is_due=True)
+    wait_s = 0.0 if figures_written_at is None else figures_written_at + FIGURES_EVERY_S - at
+    return StatusWrite(is_due=wait_s <= 0, again_in_s=wait_s if wait_s > 0 else None)
+
+
+def events(old: SpeculativeServiceStatus, new: SpeculativeServiceStatus) -> tuple[Event, ...]:
+    """Events for conditions whose status or reason changed in a way that matters to users.
+
+    A new service has no last status, and no pod can be ready yet: only a spec that is not applied gets an event.
+    """
+    return tuple(event for kind in ConditionType if (event := _event(kind, old, new)) is not None)
+
+
+def _without_figures(status: SpeculativeServiceStatus) -> SpeculativeServiceStatus:
+    blank = SpeculativeServiceStatus()
+    conditions = [c.model_copy(update={"message": ""}) if _quotes_figures(c) else c for c in status.conditions]
+    rollout = _without_rollout_figures(status.rollout) if status.rollout is not None else None
+    blanks = {name: getattr(blank, name) for name in _FIGURE_FIELDS}
+    return status.model_copy(update={**blanks, "conditions": conditions, "rollout": rollout})
+
+
+def _quotes_figures(condition: Condition) -> bool:
+    return condition.type in _FIGURE_CONDITIONS or condition.reason in _FIGURE_REASONS
+
+
+def _without_rollout_figures(rollout: RolloutStatus) -> RolloutStatus:
+    blank = RolloutStatus()
+    return rollout.model_copy(update={name: getattr(blank, name) for name in _ROLLOUT_FIGURES})
+
+
+def _event(kind: ConditionType, old: SpeculativeServiceStatus, new: SpeculativeServiceStatus) -> Event | None:
+    before, after = find_condition(old.conditions, kind), find_condition(new.conditions, kind)
+    if after is None or after.reason in _QUIET or kind in _DERIVED:
+        return None
+    if before is not None and (before.status, before.reason) == (after.status, after.reason):
+        return None
+    bad = after.status is ConditionStatus.FALSE and after.reason not in _WELCOME_WHEN_FALSE
+    if before is None and not (bad and kind is ConditionType.SPEC_VALID):
+        return None
+    return Event(warning=bad, reason=f"{kind}{after.reason}", message=after.message)

@@ -1,0 +1,142 @@
+"""Figures in the status: goodput, SLO classes, drafts, and the texts of the printer columns."""
+
+from __future__ import annotations
+
+from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.state import TPOT_BUCKETS_S, DrafterState
+from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
+
+from outrider_operator.cluster_model import DrafterFigures, WindowFigures
+from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
+from outrider_operator.decide.figures.numbers import bytes_text, percentile_s, rounded, three_digits, time_text
+from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
+from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.validation.reading import cut
+
+_MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
+
+
+def goodput(figures: WindowFigures | None) -> Goodput | None:
+    if figures is None:
+        return None
+    rate, gain = figures.output_tokens / figures.window_s, _significant_speedup(figures)
+    return Goodput(
+        tokens_per_second=three_digits(rate),
+        baseline_tokens_per_second=three_digits(rate / gain.value) if gain else "",
+        speedup=three_digits(gain.value) if gain else "",
+        speedup_range=f"{three_digits(gain.low)}-{three_digits(gain.high)}" if gain else "",
+        window=f"{round(figures.window_s / 5) * 5 or round(figures.window_s)}s",
+        tokens=rounded(figures.output_tokens),
+        pods=f"{figures.pods_answered}/{figures.pods_ready}",
+    )
+
+
+def summary(spec: SpeculativeServiceSpec, figures: WindowFigures | None) -> Summary | None:
+    if figures is None:
+        return None
+    gain = _significant_speedup(figures)
+    tried = sum(drafter.tried for drafter in figures.drafters.values())
+    accepted = sum(drafter.accepted for drafter in figures.drafters.values())
+    return Summary(
+        goodput=f"{three_digits(figures.output_tokens / figures.window_s)} tok/s",
+        speedup=f"{three_digits(gain.value)}x" if gain else "",
+        acceptance=f"{three_digits(100 * accepted / tried)}%" if tried >= LEAST_TOKENS else "",
+        slo=_worst_class(spec, figures),
+    )
+
+
+def _significant_speedup(figures: WindowFigures) -> Speedup | None:
+    """The speed-up of a window with traffic; None until it differs significantly from 1."""
+    gain = speedup(figures) if figures.output_tokens >= LEAST_TOKENS else None
+    return gain if gain is not None and gain.is_significant else None
+
+
+def slo_classes(spec: SpeculativeServiceSpec, figures: WindowFigures | None) -> list[SLOClassStatus]:
+    return [_slo_class(slo.name, figures) for slo in spec.slo_classes]
+
+
+def drafts(
+    behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
+) -> list[DraftStatus]:
+    return [_draft(behaviour, profiles, drafter.name) for drafter in spec.draft_pool]
+
+
+def _worst_class(spec: SpeculativeServiceSpec, figures: WindowFigures) -> str:
+    """The class furthest below (or least above) its objective."""
+    shares = [
+        (100 * share - slo.objective_percent, slo.name, share)
+        for slo in spec.slo_classes
+        if (share := attainment(figures, slo.name)) is not None
+    ]
+    if not shares:
+        return ""
+    _, name, share = min(shares)
+    return f"{three_digits(100 * share)}% {name}"
+
+
+def _slo_class(name: str, figures: WindowFigures | None) -> SLOClassStatus:
+    slo = figures.slo_classes.get(name) if figures is not None else None
+    if slo is None or slo.finished <= 0:
+        return SLOClassStatus(name=name, aborted=rounded(slo.aborted) if slo is not None else 0)
+
+    def quantile(share: float) -> str:
+        value = percentile_s(slo.tpot_counts, TPOT_BUCKETS_S, share)
+        return time_text(value) if value is not None else ""
+
+    return SLOClassStatus(
+        name=name,
+        attainment_percent=three_digits(100 * slo.attained / slo.finished),
+        tpot_p50=quantile(0.5),
+        tpot_p99=quantile(0.99),
+        requests=rounded(slo.finished),
+        aborted=rounded(slo.aborted),
+    )
+
+
+def _draft(behaviour: MeasuredBehaviour, profiles: list[ProductProfile], name: str) -> DraftStatus:
+    reports = [drafter for state in behaviour.states.values() for drafter in state.drafters if drafter.name == name]
+    last = next((draft for draft in behaviour.last_status.drafts if draft.name == name), None)
+    kept = last if behaviour.between_windows else None
+    return DraftStatus(
+        name=name,
+        kind=next((report.kind for report in reports if report.kind), ""),
+        profiled=bool(profiles)
+        and all(profile.keys.drafters.get(name) in profile.store.drafters for profile in profiles),
+        loaded=bool(reports) and all(report.loaded for report in reports),
+        reason=cut(_reason(profiles, name, reports)),
+        memory=_memory(reports),
+        **(_measured(behaviour.windows.current, name) if kept is None else kept.model_dump(include=_MEASURED)),
+    )
+
+
+def _reason(profiles: list[ProductProfile], name: str, reports: list[DrafterState]) -> str:
+    """Why a drafter is not in use: the message of a pod, or of the Job that could not measure it."""
+    reasons = sorted({report.reason for report in reports if report.reason})
+    failures = [
+        failure for profile in profiles if (failure := profile.failure(profile.keys.drafters.get(name, ""))) is not None
+    ]
+    return reasons[0] if reasons else failures[0].message if failures else ""
+
+
+def _memory(reports: list[DrafterState]) -> str:
+    """Memory of a drafter in the pod where it costs most concurrency."""
+    memories = [report.memory for report in reports if report.memory is not None]
+    if not memories:
+        return ""
+    memory = max(memories, key=lambda memory: (memory.concurrency_percent, memory.weight_bytes))
+    weights, token = bytes_text(memory.weight_bytes), bytes_text(memory.kv_bytes_per_token)
+    return f"{weights} of weights and {token} a token cost {three_digits(memory.concurrency_percent)}% of concurrency"
+
+
+def _measured(figures: WindowFigures | None, name: str) -> dict[str, str]:
+    if figures is None:
+        return {}
+    window = figures.drafters.get(name, DrafterFigures())
+    sample = window if window.tried >= LEAST_TOKENS else figures.drafters_long.get(name, window)
+    if sample.tried < 1 or sample.request_steps < 1:
+        return {}
+    return {
+        "acceptance_rate": three_digits(sample.accepted / sample.tried),
+        "accepted_length": three_digits(1 + sample.accepted / sample.request_steps),
+        "share_percent": three_digits(100 * window.request_steps / max(figures.request_steps, 1.0)),
+    }

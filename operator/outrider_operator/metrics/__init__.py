@@ -1,1 +1,0 @@
-"""Where the figures of the status come from: the pods' state endpoints, or Prometheus."""

@@ -1,0 +1,1 @@
+"""Metrics of the operator itself, and of the services that it manages."""

@@ -1,0 +1,178 @@
+"""Poll the state endpoint of every ready serving pod."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from outrider_crds.state import RuntimeState
+
+from outrider_operator.operator_metrics import telemetry
+from outrider_operator.service_metrics.state_endpoint import StateEndpoint
+from outrider_operator.serving_pods import ServingPods
+from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.serving_pod import ServingPod
+from outrider_operator.work_queue import Key
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+URGENT_EVERY_S = 1.0
+IDLE_EVERY_S = 15.0
+LATELY_S = 3 * IDLE_EVERY_S
+AT_ONCE = 8
+"""Concurrent polls per namespace, so that slow pods delay only polls of their own namespace."""
+FIRST_ROUND_S = 5.0
+
+
+@dataclass
+class _Poll:
+    """Polls of one serving pod."""
+
+    state: RuntimeState | None = None
+    answered_at: float = float("-inf")
+    polled_at: float = float("-inf")
+    under_way: bool = False
+    unreachable: str = ""
+    """Error of the last poll; empty if it succeeded."""
+    busy: bool = True
+    """True if tokens were generated between the last two answers, or before the second one."""
+
+
+class PodStates:
+    """The newest state of every ready serving pod.
+
+    A pod is polled every few seconds while it has traffic, rarely while it is idle, and often while its service waits
+    for news that only the pod has, such as a new config in force. A pod that did not answer properly is always polled
+    rarely: its answer may be expensive to read.
+    """
+
+    def __init__(
+        self, pods: ServingPods, endpoint: StateEndpoint, changed: Callable[[Key], None], busy_every_s: float
+    ) -> None:
+        self._pods = pods
+        self._endpoint = endpoint
+        self._changed = changed
+        self._busy_every_s = busy_every_s
+        self._polls: dict[str, _Poll] = {}  # by the pod's uid
+        self._urgent: set[Key] = set()
+        self._limits: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+
+    def states(self, key: Key) -> dict[str, RuntimeState]:
+        """Pod name -> newest state, for pods that answered recently."""
+        at = asyncio.get_running_loop().time()
+        polls = ((pod.name, self._polls.get(pod.uid)) for pod in self._pods.of(key) if _can_be_polled(pod))
+        return {
+            name: poll.state
+            for name, poll in polls
+            if poll is not None and poll.state is not None and at - poll.answered_at < LATELY_S
+        }
+
+    def unreachable(self, key: Key) -> dict[str, str]:
+        """Pod name -> error of the last poll, for ready pods that did not answer it."""
+        polls = ((pod.name, self._polls.get(pod.uid)) for pod in self._pods.of(key) if _can_be_polled(pod))
+        return {name: poll.unreachable for name, poll in polls if poll is not None and poll.unreachable}
+
+    def ready(self, key: Key) -> int:
+        """Number of the service's ready pods."""
+        return sum(_can_be_polled(pod) for pod in self._pods.of(key))
+
+    def set_urgent(self, key: Key, urgent: bool) -> None:
+        (self._urgent.add if urgent else self._urgent.discard)(key)
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._poll_due(group)
+                    await asyncio.sleep(TICK_S)
+        finally:
+            await self._endpoint.close()
+
+    async def first_round(self) -> None:
+        """Return once `run` has polled every pod that is ready now, or after some seconds, since a pod may never
+        answer."""
+        pods = [pod.uid async for _, pod in self._pollable()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ROUND_S):
+                while any((poll := self._polls.get(uid)) is None or poll.under_way for uid in pods):
+                    await asyncio.sleep(TICK_S)
+
+    async def _poll_due(self, group: asyncio.TaskGroup) -> None:
+        at, present = asyncio.get_running_loop().time(), set()
+        async for key, pod in self._pollable():
+            present.add(pod.uid)
+            poll = self._polls.get(pod.uid)
+            if poll is None or (not poll.under_way and at - poll.polled_at >= self._interval_s(key, poll)):
+                group.create_task(self._ask(key, pod))
+        for uid in self._polls.keys() - present:
+            del self._polls[uid]
+
+    async def _pollable(self) -> AsyncIterator[tuple[Key, ServingPod]]:
+        """All ready pods. Each service takes one turn of the event loop, which must not wait for thousands of pods."""
+        for key in self._pods.services():
+            for pod in self._pods.of(key):
+                if _can_be_polled(pod):
+                    yield key, pod
+            await asyncio.sleep(0)
+
+    def _interval_s(self, key: Key, poll: _Poll) -> float:
+        if poll.unreachable:
+            return IDLE_EVERY_S
+        if key in self._urgent:
+            return URGENT_EVERY_S
+        return self._busy_every_s if poll.busy else IDLE_EVERY_S
+
+    async def _ask(self, key: Key, pod: ServingPod) -> None:
+        poll = self._polls.setdefault(pod.uid, _Poll())
+        poll.polled_at, poll.under_way = asyncio.get_running_loop().time(), True
+        try:
+            async with self._limits[key.namespace]:
+                answer = await self._endpoint.ask(pod.address)
+        finally:
+            poll.under_way = False
+        if isinstance(answer, InvalidInput):
+            telemetry.POLLS.labels(outcome="failed").inc()
+            telemetry.count_invalid(answer)
+            logger.debug("No state from pod %s/%s: %s", pod.namespace, pod.name, answer.detail)
+            self._note_error(key, poll, answer)
+            return
+        telemetry.POLLS.labels(outcome="answered").inc()
+        self._note(key, poll, answer)
+
+    def _note_error(self, key: Key, poll: _Poll, answer: InvalidInput) -> None:
+        is_first = not poll.unreachable
+        poll.unreachable = answer.detail or answer.reason
+        if is_first:
+            self._changed(key)
+
+    def _note(self, key: Key, poll: _Poll, state: RuntimeState) -> None:
+        before = poll.state
+        poll.state, poll.answered_at, poll.unreachable = state, asyncio.get_running_loop().time(), ""
+        poll.busy = before is None or before.output_tokens != state.output_tokens
+        if before is None or _news(before) != _news(state):
+            self._changed(key)
+
+
+def _can_be_polled(pod: ServingPod) -> bool:
+    return pod.ready and bool(pod.address)
+
+
+def _news(state: RuntimeState) -> object:
+    """The parts of a state whose change wakes the service at once. Figures wait for the next snapshot."""
+    drafters = tuple((drafter.name, drafter.loaded, drafter.reason) for drafter in state.drafters)
+    profile = (state.profile.source, state.profile.mismatch, state.profile.load_error)
+    return (
+        state.started_at,
+        state.config_hash,
+        state.config_error,
+        state.ready,
+        state.choice.reason,
+        drafters,
+        profile,
+    )
