@@ -165,8 +165,8 @@ class ProfilingResult(Contract):
     failures: list[ProfilingFailure] = []
 
 
-_NO_MATTER = re.compile(r"^HF_|^HUGGING_FACE_|^AWS_|_PROXY$|_CA_BUNDLE$|^SSL_CERT_|TOKEN$", re.IGNORECASE)
-"""Variables about downloads and credentials."""
+_NO_MATTER = re.compile(r"^HF_|^OTEL_|^HUGGING_FACE_|^AWS_|_PROXY$|_CA_BUNDLE$|^SSL_CERT_|TOKEN$", re.IGNORECASE)
+"""Variables about downloads, credentials and traces."""
 _NO_MATTER_SOURCES = {"secretKeyRef", "fieldRef", "resourceFieldRef"}
 Key = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,64}$")]
 """A digest; names of objects and of files are made of it."""

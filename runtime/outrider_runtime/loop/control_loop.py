@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
+from typing import NamedTuple
 
 import numpy as np
 from outrider_crds.base import seconds
@@ -38,6 +39,16 @@ logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its 
 
 class UnusableConfigError(ValueError):
     """A hot config does not fit this pod; the one before it stays in force."""
+
+
+class Decision(NamedTuple):
+    """A step's draft plan, and what it depends on."""
+
+    batch: Batch
+    plan: DraftPlan
+    weighed: Weighed | None
+    requests: Sequence[str] = ()
+    """Names of the batch's requests; empty where they are not known."""
 
 
 class ControlLoop:
@@ -73,11 +84,13 @@ class ControlLoop:
         self._last_failure = ""
         self.running = 0
         """Requests that the engine runs; the stepper updates it."""
+        self.request_names: Sequence[str] = ()
+        """Names of the requests in the next batch to decide on; the stepper updates it."""
         self.caught_up_tokens = 0
         self.catch_up_s = 0.0
         self._used = np.zeros(len(hosted))
         """(D,): requests that verified proposals of each drafter, as a moving average over steps."""
-        self._decided: tuple[Batch, DraftPlan] | None = None
+        self._decided: tuple[Batch, DraftPlan, Sequence[str]] | None = None
         self._clock = clock
         self._patience_s: dict[str, float] = {}
         self._tpot_s: dict[str, float] = {}
@@ -120,7 +133,7 @@ class ControlLoop:
             except Exception as error:
                 self.failed(error)
                 return self._no_drafts(batch)
-            self._decided = batch, plan
+            self._decided = batch, plan, self.request_names
             return plan
 
     @property
@@ -236,11 +249,14 @@ class ControlLoop:
         with self.lock:
             return self._controller.state(self._clock())
 
-    def last_decision(self) -> tuple[Batch, DraftPlan, Weighed | None] | None:
+    def last_decision(self) -> Decision | None:
         """Return the last decision since the previous call, with the costs and gains that it weighed; None: none."""
         with self.lock:
             decided, self._decided = self._decided, None
-            return None if decided is None else (*decided, self._controller.weighed(decided[0]))
+            if decided is None:
+                return None
+            batch, plan, requests = decided
+            return Decision(batch, plan, self._controller.weighed(batch), requests)
 
     @property
     def favourite(self) -> str:

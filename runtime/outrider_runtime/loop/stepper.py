@@ -132,6 +132,7 @@ class Stepper:
             prompt = np.where(decodes, 0, known)
             step = ScheduledStep(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
+            self._loop.request_names = view.names
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches, self._loop.fed_blocks)
         self._record(step, batch, order, verify, room.now_s, nodes, proposed)

@@ -15,6 +15,8 @@ from outrider_runtime.loop.arm_counts import ARM_NAMES, arms_in_words
 from outrider_runtime.loop.control_loop import ControlLoop
 
 MAX_LINES = 40
+MAX_NAMED_REQUESTS = 4
+"""Requests that a line names: it stays readable, and a batch may have hundreds."""
 MIN_REPORTED_COST_S = 0.5e-6
 """Smaller token costs are not printed: without more data, steps of all sizes seen so far seem equally long."""
 BECAUSE = {
@@ -38,8 +40,17 @@ class Decisions:
         decision = self._loop.last_decision()
         if decision is not None:
             time = datetime.fromtimestamp(now_s, UTC).strftime("%H:%M:%S.%f")[:-4]
-            self._lines.append(f"{time} {decision_sentence(list(self._loop.numbers), *decision)}")
+            weighing = decision_sentence(list(self._loop.numbers), decision.batch, decision.plan, decision.weighed)
+            self._lines.append(f"{time} {weighing}{_named(decision.requests)}")
         return "".join(f"{line}\n" for line in self._lines)
+
+
+def _named(requests: Sequence[str]) -> str:
+    """Return the ids of the first requests; they have the client's X-Request-Id in them."""
+    if not requests:
+        return ""
+    more = len(requests) - MAX_NAMED_REQUESTS
+    return f"; requests: {', '.join(requests[:MAX_NAMED_REQUESTS])}{f' and {more} more' if more > 0 else ''}"
 
 
 def decision_sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weighed: Weighed | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,9 +17,13 @@ from typing import Any
 from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS
 
 from outrider_runtime.server.limits import check_request
+from outrider_runtime.server.request_ids import identify, with_request_id
+from outrider_runtime.server.request_traces import RequestTraces
 from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.server.slo_header import with_slo_class, with_slo_limits
 from outrider_runtime.server.strict_json import parse_object
+
+logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -36,6 +41,8 @@ OPEN_PATHS = frozenset({"/v1/models", "/health", "/ping", "/version"})
 OPEN_PREFIXES = ("/v1/responses/",)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Larger than a prompt of a million tokens with all its JSON; bounds the memory that one client can take."""
+LOGGED_CHARACTERS = 300
+"""Length of what a log line says of a refused request; its message may quote the request."""
 POLICY_VIOLATION = 1008
 """WebSocket close code (RFC 6455)."""
 
@@ -57,9 +64,11 @@ class GateFacts:
 class RequestGate:
     """Answers a request that must not reach the engine with an OpenAI-style error; passes other requests on."""
 
-    def __init__(self, app: App, facts: Callable[[], GateFacts]) -> None:
+    def __init__(self, app: App, facts: Callable[[], GateFacts], traces: RequestTraces | None = None) -> None:
+        """traces: makes a span of each request; None without OpenTelemetry."""
         self._app = app
         self._facts = facts
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -68,12 +77,22 @@ class RequestGate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)  # start-up and shutdown events of vLLM's app
             return
+        request_id = identify(scope)
+        send = with_request_id(send, request_id)
+        if self._traces is None:
+            await self._pass_on(scope, receive, send, request_id)
+            return
+        with self._traces.begin(scope, request_id) as span:
+            await self._pass_on(scope, receive, _noting_status(send, span), request_id)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         facts = self._facts()
         if facts.draining:
             send = _with_connection_close(send)
         try:
             receive = await self._checked(scope, receive, facts)
         except RequestError as error:
+            logger.info("request %s is refused with %d: %s", request_id, error.status, _in_one_line(str(error)))
             await refuse(error, send)
         except _ClientLeftError:
             return
@@ -170,6 +189,22 @@ def _with_connection_close(send: Send) -> Send:
         await send(message)
 
     return send_and_close
+
+
+def _noting_status(send: Send, span: Any) -> Send:
+    """Note the answer's status on OpenTelemetry's `span`."""
+
+    async def send_and_note(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            span.set_attribute("http.response.status_code", message["status"])
+        await send(message)
+
+    return send_and_note
+
+
+def _in_one_line(text: str) -> str:
+    """A client's words must not look like further lines of the log."""
+    return repr(text[:LOGGED_CHARACTERS])[1:-1]
 
 
 async def refuse(error: RequestError, send: Send) -> None:

@@ -23,6 +23,7 @@ from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import SIGNALLED, Drain, EngineDiedError, EngineServer
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
+from outrider_runtime.server.request_traces import request_traces, trace_arguments, trace_environment
 from outrider_runtime.server.server_environment import server_environment
 from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.server.torch_backend import started_torch_engine
@@ -109,7 +110,7 @@ def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, 
 
 def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
     def with_gate(app: App) -> App:
-        return RequestGate(app, watch.gate_facts)
+        return RequestGate(app, watch.gate_facts, request_traces(os.environ))
 
     def announce() -> None:
         logger.info("serving %s: OpenAI API on %s/v1", model, _address(listener))
@@ -130,7 +131,7 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
         _prepare(remaining, os.environ)
         server = _server(plan.boot.target.name, watch, listener, drain)
         try:
-            uvloop.run(server.serve(started_vllm(parse_arguments(server_arguments(remaining), drain)), listener))
+            uvloop.run(server.serve(started_vllm(parse_arguments(_arguments(remaining), drain)), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:
@@ -139,6 +140,12 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
             remaining = _without_failed_drafter(remaining, error)
         else:
             return server.exit_status
+
+
+def _arguments(plan: LaunchPlan) -> list[str]:
+    """Return the arguments of vLLM's server."""
+    arguments = server_arguments(plan)
+    return [*arguments, *trace_arguments(os.environ, arguments)]
 
 
 def _without_failed_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
@@ -155,6 +162,7 @@ def _without_failed_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
 def _prepare(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
     prepare(plan, environ)
     environ.update(server_environment(environ, Path(plan.paths.run_dir)))
+    environ.update(trace_environment(environ, plan.boot.service))
 
 
 class _StoppedWhileStarting(SystemExit):

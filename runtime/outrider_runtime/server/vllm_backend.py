@@ -118,6 +118,7 @@ def parse_arguments(words: list[str], drain: Drain) -> Namespace:
     arguments.model = arguments.model_tag
     # Ctrl-C in a terminal reaches the engine's process, too, which must then finish its requests as well.
     arguments.shutdown_timeout = math.ceil(UNLIMITED_DRAIN_S if drain.timeout_s is None else drain.timeout_s)
+    arguments.enable_request_id_headers = False  # the gate sets the header, once
     configure_logging_from_args(arguments)
     try:
         validate_parsed_serve_args(arguments)

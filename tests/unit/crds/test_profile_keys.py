@@ -54,6 +54,7 @@ def test_an_environment_that_moves_step_times_has_its_own(fields: dict[str, Any]
     [
         {"name": "HF_ENDPOINT", "value": "http://mirror"},
         {"name": "HTTPS_PROXY", "value": "http://proxy"},
+        {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4317"},
         {"name": "WANDB_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ],

@@ -271,6 +271,6 @@ def test_last_decisions_name_the_arms() -> None:
         engine.step()
         made = loop.last_decision()
         assert made is not None
-        sentences.add(decision_sentence(NAMES, *made))
+        sentences.add(decision_sentence(NAMES, made.batch, made.plan, made.weighed))
     assert any("stable: k = " in said and "candidate: k = " in said for said in sentences), sentences
     assert all(said.startswith("4 requests (") for said in sentences)

@@ -59,3 +59,12 @@ def test_each_report_adds_the_last_decision_and_the_oldest_go() -> None:
     assert len(lines) == 40
     assert lines[-1].startswith("00:00:49.00 2 requests: ")
     assert "a verified token costs" in lines[-1]
+
+
+def test_a_decision_names_its_first_requests() -> None:
+    """An id that a client sent is found in the decisions about its request."""
+    loop = control_loop([lookup()])
+    loop.request_names = [f"chatcmpl-{number}" for number in range(6)]
+    loop.plan_draft(columns.batch(6, 1))
+    line = Decisions(loop).text(0.0).rstrip()
+    assert line.endswith("; requests: chatcmpl-0, chatcmpl-1, chatcmpl-2, chatcmpl-3 and 2 more")
