@@ -33,7 +33,7 @@ class Member:
     def __init__(self, token: int, found: list[int] | None = None, matched: list[int] | None = None) -> None:
         self.token, self.asked = token, list[int]()
         if found is not None:
-            self.found = torch.tensor(found)
+            self.follow_up_tokens = torch.tensor(found)
         if matched is not None:
             self.matched = torch.tensor(matched)
 

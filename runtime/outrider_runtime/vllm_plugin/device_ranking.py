@@ -1,14 +1,14 @@
-"""The device chooses the proposals that the target verifies (worker process; every rank alike).
+"""Ranks proposals on the device, to choose those that the target verifies (worker process, every rank).
 
-In asynchronous scheduling vLLM schedules a step before the proposals for it exist. Its scheduler then reserves a
-placeholder for each, and the device alone knows which of them hold a real proposal. So the loop orders how many tokens
-are verified, with each request's forced tokens and weight (`VerifyOrder`), and the device ranks real proposals by
+In asynchronous scheduling vLLM schedules a step before its proposals exist. The scheduler reserves a placeholder for
+each, and only the device knows which placeholders hold a real proposal. So the loop orders how many tokens are
+verified, with each request's forced tokens and weight (`VerifyOrder`), and the device ranks real proposals by
 
-    score(request, k) = weight * p_1 * ... * p_k,    p_i = P(token i accepted, its parent was), 0 where there is none
+    score(request, k) = weight * p_1 * ... * p_k,    p_i = P(token i accepted | its parent was); 0: no proposal
 
-Only what every rank knows goes in, so every rank makes the same choice. vLLM's adaptive verification is the hook: its
-runner trims a batch on the device for whatever stands in its `adaptive_verification`. The flag in vLLM's config stays
-off: it demands whole graphs, of which CPUs have none, and has every drafter estimate for itself.
+All inputs are known to all ranks, so all ranks make the same choice. vLLM's adaptive verification is the hook: its
+runner trims a batch on the device with the object in its `adaptive_verification`. The flag in vLLM's config stays off:
+it requires full CUDA graphs, which CPUs lack, and makes each drafter estimate its own acceptance.
 
 Shapes: N requests of the step, K proposals of each at most, S slots of the worker's request states.
 """
@@ -34,13 +34,13 @@ Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def verification_lengths(survival: torch.Tensor, caps: torch.Tensor, forced: torch.Tensor, tokens: int) -> torch.Tensor:
-    """(N,) int32: proposals to verify for each request, `tokens` in all.
+    """(N,) int32: proposals to verify for each request, `tokens` in total.
 
-    Forced tokens come first, then the highest scores; of equal ones the first request's, then the lowest k. A score
-    never rises with k, so each request's tokens are a prefix. What is not real has the score 0 and comes last.
+    Forced tokens come first, then the highest scores; ties go to the first request, then to the lowest k. A score never
+    rises with k, so each request's tokens are a prefix. A placeholder without a proposal has score 0 and comes last.
 
-    survival: (N, K), weight * P(token and all before it accepted); 0: not real. caps: (N,), never exceeded; `tokens` is
-    at most their sum. forced: (N,), tokens that come first if they are real.
+    survival: (N, K), weight * P(token and all before it accepted); 0: no proposal. caps: (N,), never exceeded; `tokens`
+    is at most their sum. forced: (N,), tokens that come first if they are real.
     """
     depth = torch.arange(survival.shape[1], device=survival.device)
     scores = torch.where((depth < forced[:, None]) & (survival > 0), torch.inf, survival)
@@ -53,7 +53,7 @@ def verification_lengths(survival: torch.Tensor, caps: torch.Tensor, forced: tor
 def verification_lengths_by_arm(
     survival: torch.Tensor, caps: torch.Tensor, forced: torch.Tensor, arm: torch.Tensor, tokens: Sequence[int]
 ) -> torch.Tensor:
-    """(N,) int32: `verification_lengths`, each arm of a draft canary ranked by itself. arm: (N,). tokens: by arm."""
+    """(N,) int32: `verification_lengths`, ranked separately in each arm of a canary. arm: (N,). tokens: by arm."""
     lengths = torch.zeros_like(caps, dtype=torch.int32)
     for number, part in enumerate(tokens):
         own = arm == number
@@ -65,25 +65,25 @@ class Verified(NamedTuple):
     """Placeholders of each request that the target scores in a step."""
 
     columns: list[int]
-    """Row of the batch -> column of the order."""
+    """Column of the order, by row of the batch."""
     lengths: torch.Tensor
     """(rows of the batch,), on the host once the step's output is there."""
 
     def by_column(self) -> Numbers:
-        """(N,)"""
+        """(N,): lengths in the order of the step's message."""
         made = numbers([0] * len(self.columns))
         made[self.columns] = self.lengths.numpy()
         return made
 
 
 class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM is untyped here
-    """What vLLM's runner asks in place of its own manager, which estimates costs and acceptance for itself.
+    """Replaces the manager of vLLM's runner, which estimates costs and acceptance itself.
 
-    `super().__init__` would make streams, events and cost tables for that; `compact_batch` is vLLM's own.
+    `super().__init__` is not called: it would make streams, events and cost tables. `compact_batch` is inherited.
     """
 
     def __init__(self, runner: Any, clock: StepClock) -> None:
-        """runner: vLLM's, its KV cache initialised."""
+        """runner: vLLM's, with an initialised KV cache."""
         states, device = runner.req_states, runner.device
         self._clock = clock
         self.req_states = states
@@ -91,43 +91,43 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
         self.num_bonus_tokens: int = runner.model_state.num_new_sampled_tokens_per_step
         self.query_start_loc = runner.input_buffers.query_start_loc
         self.host_knows_proposals = device.type == "cpu"
-        """Whether the device is the host, so that no token need be verified in place of a proposal that is missing."""
+        """Whether the device is the host, so that no placeholder without a proposal needs to be verified."""
         self._most_logits: int = get_max_chunk_logits(runner.vocab_size)
         self._batch_budget: Any = None
-        """Placeholders and other tokens of each request, and the placeholders that are verified in all."""
+        """Placeholders and other tokens of each request, and the total of placeholders to verify."""
         self._arm_budget: tuple[int, ...] = ()
-        """Parts of those that are verified, by arm; empty without a draft canary."""
+        """Placeholders to verify, by arm; empty without a draft canary."""
         self._order: VerifyOrder | None = None
         self._columns: dict[str, int] = {}
-        """Request -> column of the order and of the step's message."""
+        """Column of the order and of the step's message, by request."""
         self.verified: Verified | None = None
-        """What the step verifies; None where that is all that was scheduled."""
+        """Placeholders that the step verifies; None: all that were scheduled."""
         self._acceptance = torch.zeros(states.max_num_reqs, self.num_speculative_steps, device=device)
-        """(S, K): P(token accepted, its parent was) of the proposals that wait; 0: no proposal."""
+        """(S, K): P(token accepted | its parent was) of pending proposals; 0: no proposal."""
         self._cu_num_logits = torch.zeros_like(self.query_start_loc)
 
     def begin(self, order: VerifyOrder | None) -> None:
-        """A step begins. order: None to verify all that is scheduled; else by the step's `num_scheduled_tokens`."""
+        """Begin a step. order: sorted like the step's `num_scheduled_tokens`; None: verify all that is scheduled."""
         self._order, self.verified = order, None
 
-    # -- what vLLM's runner calls -----------------------------------------------------------------------------------
+    # -- calls of vLLM's runner -------------------------------------------------------------------------------------
 
     def add_request(self, req_idx: int) -> None:
         self._acceptance[req_idx] = 0.0
 
     def batches_to_profile(self, _capture_sizes: list[int]) -> Iterator[dict[str, int]]:
-        """None: what a step costs the loop knows."""
+        """Profile no batch: the loop knows the cost of a step."""
         return iter(())
 
     def set_initial_cost_curves(self, _samples: list[Any]) -> None:
-        """Nothing was profiled."""
+        """Ignore the samples: nothing was profiled."""
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
-        """confidence_probs: (rows, K) by row of the batch."""
+        """Record acceptance probabilities (rows, K) by row of the batch."""
         self._acceptance[input_batch.idx_mapping] = confidence_probs[: input_batch.num_reqs]
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: Mapping[str, list[int]]) -> int:
-        """Tokens of the step's batch, called when it holds placeholders."""
+        """Return the tokens of the step's batch; called if it holds placeholders."""
         names = list(num_tokens_per_req)
         scheduled = np.array([len(draft_tokens.get(name, ())) for name in names], np.int32)
         others = np.array(list(num_tokens_per_req.values()), np.int32) - scheduled
@@ -145,7 +145,7 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The places where each request's logits and tokens begin, and the placeholders that are verified in all."""
+        """Return the offsets of each request's logits and tokens, and the total of placeholders to verify."""
         (scheduled, others, tokens), self._batch_budget = self._batch_budget, None
         requests, device, order = len(req_ids), idx_mapping.device, self._order
         columns = [self._columns[name] for name in req_ids]
@@ -161,8 +161,8 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
             else:
                 lengths = verification_lengths(survival, lengths, forced, tokens)
         self._cu_num_logits[1 : requests + 1] = (lengths + self.num_bonus_tokens).cumsum(0)
-        others_there = async_tensor_h2d(others[columns], device=device)
-        self.query_start_loc[1 : requests + 1] = (lengths + others_there).cumsum(0)
+        others_on_device = async_tensor_h2d(others[columns], device=device)
+        self.query_start_loc[1 : requests + 1] = (lengths + others_on_device).cumsum(0)
         self.query_start_loc[requests + 1 :].fill_(int(others.sum()) + tokens)
         if order is not None:
             self.verified = Verified(columns, self._clock.to_host(lengths.to(torch.int8)))
@@ -171,7 +171,7 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _arm_tokens(self, names: Sequence[str], scheduled: Int32s, tokens: int) -> tuple[int, ...]:
-        """Tokens to verify of each arm of a draft canary, `tokens` in all at most; empty without one."""
+        """Return the placeholders to verify, by arm of a draft canary, at most `tokens` in total; empty without one."""
         order = self._order
         if order is None or order.arm is None:
             return ()
@@ -183,22 +183,25 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
         return tuple(made)
 
     def _real(self, names: Sequence[str], scheduled: Int32s) -> int:
-        """Real proposals among the placeholders. scheduled: (N,)"""
+        """Count the real proposals among the placeholders. scheduled: (N,), placeholders of each request."""
         slots = [self.req_states.req_id_to_index[name] for name in names]
         real = (self._acceptance[slots] > 0).sum(dim=1).numpy()
         return int(np.minimum(scheduled, real).sum())
 
 
 def device_ranks(runner: Any) -> bool:
-    """Whether the device can choose: attention takes lengths that the host does not know, and nothing else of the
-    engine reads each request's length on the host. runner: vLLM's, its KV cache initialised."""
+    """Return whether the device can choose the proposals.
+
+    Attention must take lengths that the host does not know, and no other part of the engine may read a request's length
+    on the host. runner: vLLM's, with an initialised KV cache.
+    """
     config = runner.vllm_config
     return (
         runner.rejection_sampler is not None
         and config.lora_config is None  # the host's lengths say which tokens are an adapter's
         and config.parallel_config.pipeline_parallel_size == 1
         and not config.parallel_config.enable_batch_sharded_sampling
-        and not config.model_config.use_mla  # some of its indexers must know from vLLM's flag
+        and not config.model_config.use_mla  # some of its indexers depend on vLLM's flag, which stays off
         and not config.model_config.return_sampling_mask
         and runner.aux_output_connector is None
         and get_query_lens_mismatch_unsupported_backend(runner.attn_groups) is None

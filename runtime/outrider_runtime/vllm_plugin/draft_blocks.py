@@ -1,7 +1,7 @@
-"""Physical blocks that hold a draft's KV.
+"""Physical blocks that hold a draft model's KV.
 
-vLLM may put a draft's layers into any of several KV groups, each with blocks of its own. Blocks of one group say
-nothing about another's: a prefix hit may bring them from different requests.
+vLLM may put a draft's layers into any of several KV groups, each with blocks of its own. Validity of a block in one
+group implies nothing for another group: a prefix hit may take their blocks from different requests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from outrider_runtime.loop.coverage import NOT_KEPT
 
 class DraftBlocks:
     def __init__(self, coordinator: Any, block_size: int, layers: Mapping[str, Iterable[str]]) -> None:
-        """coordinator: vLLM's, of the KV groups. block_size: tokens, a multiple of each group's. layers: drafter ->
-        names of its attention layers."""
+        """coordinator: vLLM's coordinator of the KV groups. block_size: tokens, a multiple of each group's block size.
+
+        layers: names of a drafter's attention layers, by drafter.
+        """
         self._block_size = block_size
         groups = coordinator.kv_cache_config.kv_cache_groups
         pairs = list(zip(groups, coordinator.single_type_managers, strict=True))
@@ -25,7 +27,7 @@ class DraftBlocks:
         }
 
     def ids(self, drafter: str, request: str, first: int, last: int) -> Sequence[int]:
-        """See `loop.coverage.BlockIds`."""
+        """Return physical blocks, see `loop.coverage.BlockIds`."""
         return [
             block for manager in self._managers.get(drafter, ()) for block in self._of(manager, request, first, last)
         ]

@@ -1,5 +1,7 @@
-"""A draft model as a member of the pool: vLLM's speculator, which proposes as many tokens as are asked for, can run
-over tokens that it has missed, and can read a bounded context."""
+"""A draft model as a member of the pool.
+
+It is vLLM's speculator with a variable draft length, catch-up over KV gaps, and an optional bounded context.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
     def __init__(
         self, vllm_config: Any, device: torch.device, req_states: Any, prefix: str | None, window: Window | None = None
     ) -> None:  # fmt: skip
-        """prefix: see `named`. window: what each pass reads of a request; None: all of it."""
+        """prefix: see `named`. window: the context that each pass reads of a request; None: all of it."""
         super().__init__(_with_room_for_its_own_tokens(vllm_config), device)
         self._req_states = req_states
         self._prefix = prefix
@@ -43,15 +45,15 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
             return super().load_draft_model(target_model, target_attn_layer_names)
 
     def load_model(self, target_model: Any) -> None:
-        """Raises ValueError for a draft whose attention cannot be bounded, where it is to be."""
+        """Load the draft. Raises ValueError if it has a window and its attention cannot be bounded."""
         super().load_model(target_model)
         if self._window is not None:
             layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.draft_attn_layer_names)
             specs = [layer.get_kv_cache_spec(self.vllm_config) for layer in layers.values()]
             check_plain(specs, self.dcp_size, "the draft's", "remove windowTokens")
 
-    def set_attn(self, *given: Any) -> None:
-        super().set_attn(*given)
+    def set_attn(self, *arguments: Any) -> None:
+        super().set_attn(*arguments)
         if self._window is not None:
             self._short = ShortTables(self._window, self)
 
@@ -60,7 +62,7 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         seq_lens_cpu_upper_bound: torch.Tensor, step: int, *, slot_mappings: torch.Tensor | None = None,
         **more: Any,
     ) -> Any:  # fmt: skip
-        """Of every pass: the first one, those after it, and those over gaps."""
+        """Build the metadata of any pass: the first one, later ones, and those that fill KV gaps."""
         if self._short is None:
             return super()._build_attn_metadata(
                 num_reqs, batch_desc, query_start_loc_np, seq_lens_cpu_upper_bound, step,
@@ -75,9 +77,9 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         )  # fmt: skip
 
     def propose(self, *arguments: Any, num_speculative_tokens: int | None = None, **keywords: Any) -> torch.Tensor:
-        """vLLM's own ignores the number and always proposes the most. 0: the first pass, which writes KV."""
-        wanted = self._most_tokens if num_speculative_tokens is None else num_speculative_tokens
-        self.num_speculative_steps = max(1, wanted)
+        """Propose this many tokens; vLLM's own method always proposes the most. 0: the first pass, which writes KV."""
+        length = self._most_tokens if num_speculative_tokens is None else num_speculative_tokens
+        self.num_speculative_steps = max(1, length)
         try:
             made: torch.Tensor = super().propose(*arguments, **keywords)
             return made
@@ -100,7 +102,7 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         self.block_tables.gather_block_tables(rows, num_reqs_padded=len(gaps))
         try:
             self._run_over(tokens, positions, rows, ends_np, torch.from_numpy(starts + lengths).int())
-        finally:  # the step's own tables, which the members' metadata points into
+        finally:  # restore the step's own tables, which the members' metadata points into
             self.block_tables.gather_block_tables(
                 input_batch.idx_mapping, num_reqs_padded=input_batch.num_reqs_after_padding
             )
@@ -109,7 +111,10 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, starts: np.ndarray[Any, Any],
         seq_lens: torch.Tensor,
     ) -> None:  # fmt: skip
-        """tokens, positions: (tokens,); rows, seq_lens: (gaps,); starts: (gaps + 1,), of each gap's tokens."""
+        """Run the draft over the gaps' tokens.
+
+        tokens, positions: (tokens,); rows, seq_lens: (gaps,); starts: (gaps + 1,), offsets of each gap's tokens.
+        """
         count, gaps = len(tokens), len(rows)
         slot_mappings = self.block_tables.compute_slot_mappings(
             rows, self.input_buffers.query_start_loc[: gaps + 1], positions, count, out=self.expanded_slot_mappings
@@ -131,7 +136,7 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
 
 
 def _with_room_for_its_own_tokens(vllm_config: Any) -> Any:
-    """Its first pass takes one more token of each request than the target's."""
+    """Return a config with a larger token budget: the first pass takes one more token of each request."""
     config = copy.copy(vllm_config)
     config.scheduler_config = copy.copy(vllm_config.scheduler_config)
     config.scheduler_config.max_num_batched_tokens += config.scheduler_config.max_num_seqs

@@ -1,7 +1,7 @@
-"""Room for what drafts write behind a request's last token, and for their tokens in vLLM's buffers.
+"""Reserves room for KV that drafts write behind a request's last token, and for their tokens in vLLM's buffers.
 
-vLLM reserves both by the method of the one drafter that its config names. A pool's widest member may write further:
-into pages of other requests, and so into other drafts' keys, or the target's where layers share memory.
+vLLM reserves both for the one drafter that its config names. A wider member of the pool would write into pages of other
+requests: into keys of other drafts, or of the target if layers share memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEW_SLOTS = "outrider_new_slots"
 
 @cache
 def install() -> None:
-    """Have vLLM's configs say what the widest member needs, in this process."""
+    """Have vLLM's configs return the needs of the widest member, in this process."""
     lookahead: Any = VllmConfig.num_lookahead_tokens
     slots: Any = SpeculativeConfig.max_num_new_slots_for_drafting
 
@@ -36,16 +36,17 @@ def install() -> None:
 
 
 def widest_lookahead(vllm_config: Any) -> int:
-    """Tokens behind a request's last one that the pool's widest block drafter writes; 0 without any."""
+    """Return the tokens behind a request's last one that the widest block drafter writes; 0 without block drafters."""
     additional = vllm_config.additional_config
     return int(additional.get(LOOKAHEAD_TOKENS, 0)) if isinstance(additional, dict) else 0
 
 
 def reserve_batch_tokens(vllm_config: Any) -> None:
-    """Have a step's token budget hold the block of every running request only where buffers are too small for all.
+    """Reserve a block of each running request in a step's token budget, only if buffers are too small for all blocks.
 
-    vLLM keeps a block's tokens free for each running request, whether or not it is drafted for. A block drafter's pass
-    and its context have buffers of their own, each of the batch's most tokens."""
+    vLLM always reserves it, with or without a draft. But a block drafter's pass and its context have buffers of their
+    own, each for the largest batch.
+    """
     width = widest_lookahead(vllm_config)
     if not width:
         return

@@ -1,6 +1,6 @@
-"""One step's drafting in the worker: its order in the batch's own order, and the report on what came of it.
+"""One step's drafting in the worker: its order, sorted like the worker's batch, and the report on its results.
 
-The report is ready when the device is done: at once on a CPU, as a rule with the next step's output on a GPU.
+The report is ready when the device has finished: at once on a CPU, usually with the next step's output on a GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class DraftingStep:
     def __init__(
         self, order: DraftOrder, names: Sequence[str], clock: StepClock, agree: Agreement = alone
     ) -> None:  # fmt: skip
-        """names: of the step's requests, in the order that the order's columns have."""
+        """names: the step's requests, in the order of the columns of `order`."""
         self.order = order
-        self._places = {name: place for place, name in enumerate(names)}
+        self._columns = {name: column for column, name in enumerate(names)}
         self._clock = clock
         self._agree = agree
         self._rows: list[int] = []
-        """Row of the batch -> place in the step."""
+        """Column of the order, by row of the batch."""
         self._spans: dict[int, tuple[Any, Any]] = {}
         self._catch_ups: dict[int, tuple[Any, Any]] = {}
         self._failures: dict[int, str] = {}
@@ -41,35 +41,35 @@ class DraftingStep:
         self._end: Any = None
 
     def begin(self, batch: Sequence[str]) -> None:
-        """batch: the requests in the order in which the worker runs them."""
-        self._rows = [self._places[name] for name in batch]
+        """Begin the step. batch: the requests in the worker's order."""
+        self._rows = [self._columns[name] for name in batch]
         self.chosen = self.order.chosen[self._rows]
         self.second = self.order.second[self._rows]
 
-    def asks(self, drafter: int) -> npt.NDArray[np.int64]:
-        """Rows of the batch that may get `drafter`'s proposals."""
+    def rows_of(self, drafter: int) -> npt.NDArray[np.int64]:
+        """Return the rows of the batch that may get `drafter`'s proposals."""
         return np.flatnonzero((self.chosen == drafter) | (self.second == drafter))
 
     def gaps(self, drafter: int) -> list[KVGap]:
-        """Those that `drafter` is to close; `request` is the row of the batch."""
+        """Return the KV gaps that `drafter` fills; `request` is the row of the batch."""
         return [gap._replace(request=self._rows.index(gap.request)) for gap in self.order.gaps_of(drafter)]
 
     def run(self, drafter: int, propose: Callable[[], T]) -> T | None:
-        """Time a member; None when it raised. Raises RanksDisagreeError when it did so on some ranks only."""
+        """Run and time a member; None if it raised. Raises RanksDisagreeError if it raised on some ranks only."""
         made, span = self._guarded(drafter, propose)
         if span is not None:
             self._spans[drafter] = span
         return made
 
     def catch_up(self, drafter: int, fill_gaps: Callable[[], object]) -> bool:
-        """Time the pass that closes gaps; False when it raised. Raises as `run` does."""
+        """Run and time the pass that fills gaps; False if it raised. Raises RanksDisagreeError, see `run`."""
         _, span = self._guarded(drafter, fill_gaps)
         if span is not None:
             self._catch_ups[drafter] = span
         return span is not None
 
     def _guarded(self, drafter: int, work: Callable[[], T]) -> tuple[T | None, tuple[Any, Any] | None]:
-        """What came of `work`, and its span; None twice when it raised: whatever a drafter does, requests go on."""
+        """Return the result of `work` and its span; None twice if it raised: a drafter's error fails no request."""
         began, made, failure = self._clock.mark(), None, ""
         try:
             made = work()
@@ -84,32 +84,35 @@ class DraftingStep:
         return made, (began, self._clock.mark())
 
     def end(self, made: torch.Tensor | None = None) -> None:
-        """made: (2 + most tokens, requests) int8 in the batch's order, on the device: how many real proposals each
-        request has, whose they are, and the drafter's confidence in each."""
+        """End the step.
+
+        made: (2 + most tokens, requests) int8 in the batch's order, on the device. Its rows are the length of each
+        request's proposal, its drafter, and the drafter's confidence in each token.
+        """
         if made is not None:
             self._made = self._clock.to_host(made)
         self._end = self._clock.mark()
 
     def wait(self) -> None:
-        """Until the device is done with it."""
+        """Wait until the device has finished drafting."""
         self._clock.wait(self._end)
 
     @property
     def over(self) -> bool:
-        """Whether the device is done with it."""
+        """Whether the device has finished drafting."""
         return self._end is not None and self._clock.passed(self._end)
 
     def lengths(self) -> list[int]:
-        """Real proposals of each request, in the batch's order; only once it is over."""
+        """Return the tokens proposed for each request, in the batch's order; only if `over`."""
         return [0] * len(self._rows) if self._made is None else self._made[0].tolist()
 
     def report(self) -> DraftReport:
-        """Only once it is over."""
+        """Make the report; only if `over`."""
         seconds = np.full(len(self.order.passes), np.nan)
         for drafter, span in self._spans.items():
             seconds[drafter] = self._clock.seconds(*span)
         rows = 2 if self._made is None else len(self._made)
-        columns = np.zeros((rows, len(self._places)), dtype=np.int8)
+        columns = np.zeros((rows, len(self._columns)), dtype=np.int8)
         columns[1], columns[2:] = NOBODY, UNKNOWN
         if self._made is not None:
             columns[:, self._rows] = self._made.numpy()

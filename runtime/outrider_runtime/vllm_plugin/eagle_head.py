@@ -1,4 +1,4 @@
-"""An EAGLE-3 head as a member of the pool: beside others it needs names of its own, and hidden states of its own."""
+"""An EAGLE-3 head as a member of the pool, with layer names and hidden states of its own."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_
 
 
 class FirstPassGraphs(SpeculatorCudaGraphManager):  # type: ignore[misc]  # vLLM is untyped here
-    """Of the first pass, which runs over the target's batch and reads its attention's metadata: the graph must be that
-    of the target, and vLLM does not say how long requests are here."""
+    """CUDA graphs of the first pass, which runs over the target's batch and reads the metadata of its attention.
+
+    So the graph must be the one that the target uses. vLLM does not pass the length of the longest request here.
+    """
 
     longest: int | None = None
-    """Tokens of the longest request of the batch; None while one reads its prompt."""
+    """Tokens of the longest request of the batch; None if the batch has a prefill."""
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         return super().dispatch(*args, **{**kwargs, "max_query_len": self.longest})
 
 
 class FirstPass:
-    """A base before vLLM's speculator: its first pass runs over the target's batch."""
+    """A speculator whose first pass runs over the target's batch: a base class before vLLM's speculator."""
 
     vllm_config: Any
     device: torch.device
     num_speculative_steps: int
     any_length_fits = False
-    """Whether whole graphs of the target take requests of different lengths."""
+    """Whether full CUDA graphs of the target take requests of different lengths."""
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)  # type: ignore[misc]

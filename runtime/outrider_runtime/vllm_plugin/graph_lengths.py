@@ -1,9 +1,10 @@
-"""Which lengths of proposals the target verifies in one whole CUDA graph (worker process).
+"""Verification lengths that the target runs in one full CUDA graph (worker process).
 
-For steps without prompts vLLM captures graphs of one length for all requests, one for every length; or, where the
-attention can replay them (FlashAttention 3, Triton), one graph a size for every mix of lengths. vLLM makes those only
-for proposals that it trims on the device. They hold as well where the scheduler has trimmed them before the step, so
-here they are made wherever they can be. A step that fits no whole graph runs in pieces, with attention between them.
+For steps without prefill vLLM captures uniform graphs: one for each length, which all requests share. If the attention
+can replay them (FlashAttention 3, Triton), it captures varlen graphs: one for each size, for any mix of lengths. vLLM
+makes varlen graphs only if it trims proposals on the device. They are valid as well if the scheduler trims proposals
+before the step, so here they are made wherever possible. A step that fits no full graph runs piecewise, with attention
+between the pieces.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import cudagraph_utils a
 
 
 def capture_every_length() -> None:
-    """vLLM captures the lengths that its table gives a batch of 1, 2, ... requests, as many as run at once: with few
-    requests, few lengths. The loop may choose any. Harmless when done twice."""
+    """Have vLLM capture graphs of every length. Idempotent.
+
+    vLLM itself captures the lengths that its table has for batches of 1, 2, ... requests: few lengths for few requests.
+    """
     for module in (cudagraph_utils, speculators_graphs):
         names: Any = vars(module)
         names["build_dynamic_sd_schedule_lookup"] = _every_length
@@ -29,11 +32,14 @@ def capture_every_length() -> None:
 
 @functools.wraps(cudagraph_utils.build_dynamic_sd_schedule_lookup)
 def _every_length(*_table: object, vllm_num_speculative_tokens: int, **_size: object) -> list[int]:
-    return [0, *range(vllm_num_speculative_tokens + 1)]  # the first place is nobody's
+    return [0, *range(vllm_num_speculative_tokens + 1)]  # vLLM ignores the first entry
 
 
 def any_length_fits(runner: Any) -> bool:
-    """Whether a whole graph can be replayed for requests of different lengths. runner: vLLM's, its attention known."""
+    """Return whether a full CUDA graph can be replayed for requests of different lengths.
+
+    runner: vLLM's, after its attention backend is chosen.
+    """
     beyond_the_groups, _backend = runner.model_state.get_additional_cg_support()
     return (
         beyond_the_groups == AttentionCGSupport.ALWAYS
@@ -43,7 +49,10 @@ def any_length_fits(runner: Any) -> bool:
 
 
 def verification(graphs: Any) -> Verification:
-    """graphs: vLLM's manager of the target's graphs, its mode narrowed to what the attention backend supports."""
+    """Return the kind of steps that the target's graphs take.
+
+    graphs: vLLM's manager, with its mode narrowed to what the attention backend supports.
+    """
     mode = graphs.cudagraph_mode
     one_length = mode.separate_routine() and mode.decode_mode() == CUDAGraphMode.FULL and not graphs.varlen_decode
     return Verification.UNIFORM if one_length else Verification.VARLEN

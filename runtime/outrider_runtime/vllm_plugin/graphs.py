@@ -1,8 +1,8 @@
-"""Which CUDA graphs vLLM captures for us.
+"""The CUDA graphs that vLLM captures.
 
-vLLM captures a graph for each token count that it is given, at each verification length, for the target and for a
-head's first pass. Every one costs seconds at the start and device memory, so token counts lie a third apart: a batch is
-padded by so much at most, by half as much on average.
+vLLM captures a graph for each given token count, at each verification length, for the target and for a head's first
+pass. Each graph costs seconds at the start and device memory, so token counts grow by a third. A batch is padded by a
+third at most, and by half of that on average.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ LARGEST_TOKENS = 512
 
 
 def graph_sizes(max_draft_tokens: int, max_requests: int) -> list[int]:
-    """Token counts, ascending. The largest batch that fits is among them at every length: vLLM rounds a count up to
-    whole requests, and drops the graph when these are more than there can be or than fit."""
+    """Return token counts, ascending. They include the largest batch that fits at each length.
+
+    vLLM rounds a count up to whole requests, and drops the graph if there cannot be as many.
+    """
     lengths = range(1, max_draft_tokens + 2)
     whole = {min(max_requests, LARGEST_TOKENS // length) * length for length in lengths}
     return sorted({size for size in _grid() if size <= max(whole)} | whole)
 
 
 def offer_whole_graphs(manager: Any) -> None:
-    """Let each step without prompts find its whole graph. manager: vLLM's, of a model's graphs.
+    """Let each step without prefill find a full CUDA graph. manager: vLLM's manager of a model's graphs.
 
-    vLLM offers a step the graphs of the next token count alone, and rounds counts to whole requests at each length.
-    What comes next is often of another length: a third of all batches (three plain requests, seven with a proposal
-    each) would run in pieces beside a whole graph that fits.
+    vLLM considers only graphs of the next token count, and rounds counts to whole requests at each length. The next
+    count is often of another length. A third of all batches (three plain requests, seven with a proposal each) would
+    run piecewise although a full graph fits.
     """
     _keep_plain_graphs(manager)
     whole = [graph for graphs in manager._capture_descs.values() for graph in graphs if graph.uniform_token_count]
@@ -39,8 +41,10 @@ def offer_whole_graphs(manager: Any) -> None:
 
 
 def _keep_plain_graphs(manager: Any) -> None:
-    """Beside graphs that take any lengths, those of one token a request: some kernels decode faster where they know
-    that when they are captured, and a step without proposals costs what plain decoding costs."""
+    """Keep graphs of one token per request together with graphs that take any lengths.
+
+    Some kernels decode faster if that is known at capture. So a step without proposals costs as much as plain decoding.
+    """
     for graphs in manager._capture_descs.values():
         any_length = [graph for graph in graphs if graph.max_query_len and graph.num_tokens <= manager.max_num_reqs]
         graphs += [
@@ -57,5 +61,5 @@ def _grid() -> Iterator[int]:
 
 
 def _multiple(size: int) -> int:
-    """Rounded to what tiles of a matrix multiplication like: fours, then eights."""
+    """Round to a multiple that suits the tiles of a matrix multiplication: of four, then of eight."""
     return -(-size // 4) * 4 if size < 32 else size // 8 * 8

@@ -1,13 +1,13 @@
-"""What vLLM is started with so that Outrider runs inside it. The server and the profiler both start here:
+"""Starts vLLM with Outrider inside it, for the server and for the profiler:
 
     plan = plan_launch(boot, hot, paths)     # reads the drafts' configs; drops drafters that cannot load
     prepare(plan)                            # environment and the plan's file, for vLLM's processes
     server_arguments(plan)                   # in `arguments`: as `vllm serve` takes them, the model first
-    smaller = after_failure(plan, error)     # if the engine did not start: the plan without the guilty drafter
+    smaller = after_failure(plan, error)     # if the engine did not start: the plan without the failed drafter
 
-The engine core and the worker are processes of their own; they find the plan as `launch.json` in the folder that
-the environment variable OUTRIDER_RUN_DIR names. In one process (tests, the profiler) the same holds; the arguments are
-`engine_arguments` there.
+The engine core and the worker are processes of their own. They read the plan from `launch.json` in the folder of the
+environment variable OUTRIDER_RUN_DIR. An engine in one process (tests, the profiler) reads it there, too; its arguments
+are `engine_arguments`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPECULATIVE_CONFIG = "SpeculativeConfig"  # named in the error when vLLM refuses
 class LaunchPlan(Model):
     boot: BootConfig
     hot: HotConfig
-    """In force until the mounted file says otherwise."""
+    """The config in force until the mounted file is read."""
     paths: Paths
     pool: HostedPool
     engine_version: str
@@ -56,15 +56,15 @@ def plan_launch(boot: BootConfig, hot: HotConfig, paths: Paths) -> LaunchPlan:
 
 
 def after_failure(plan: LaunchPlan, error: Exception) -> LaunchPlan | None:
-    """The plan without the drafters that kept the engine from starting; None when no drafter was the cause.
+    """Return the plan without the drafters that kept the engine from starting; None if no drafter was the cause.
 
-    A member of the pool that cannot be made or loaded is left out by the worker, which also notes those that do not fit
-    into memory. What is left are drafters that vLLM refuses while it resolves its config: it knows of the primary one.
+    The worker notes drafters that fail after they were loaded, or that do not fit into memory. The remaining cause is a
+    drafter that vLLM refuses while it resolves its config, which can only be the primary one.
     """
-    noted = {one.name: noted_failures(plan).get(one.name) for one in plan.pool.hosted}
+    failures = noted_failures(plan)
     pool = plan.pool
-    for name, why in noted.items():
-        pool = pool.without(name, why) if why else pool
+    for name in (drafter.name for drafter in plan.pool.hosted):
+        pool = pool.without(name, failures[name]) if failures.get(name) else pool
     if pool != plan.pool:
         return plan.model_copy(update={"pool": pool})
     primary = plan.pool.primary
@@ -75,14 +75,14 @@ def after_failure(plan: LaunchPlan, error: Exception) -> LaunchPlan | None:
 
 
 def note_failure(drafter: str, reason: str, environ: Mapping[str, str] = os.environ) -> None:
-    """The worker leaves `drafter` out; the engine's core reads why (`noted_failures`)."""
+    """Note why the worker leaves `drafter` out; the engine core reads it with `noted_failures`."""
     path = Path(environ[RUN_DIR_VARIABLE], FAILURES_FILE)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({drafter: reason}) + "\n")
 
 
 def noted_failures(plan: LaunchPlan) -> dict[str, str]:
-    """Drafter -> why the worker left it out."""
+    """Return why the worker left drafters out, by drafter."""
     try:
         lines = Path(plan.paths.run_dir, FAILURES_FILE).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -91,17 +91,17 @@ def noted_failures(plan: LaunchPlan) -> dict[str, str]:
 
 
 def prepare(plan: LaunchPlan, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Write the plan where vLLM's processes find it, and set their environment."""
+    """Write the plan for vLLM's processes, and set their environment."""
     run_dir = Path(plan.paths.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    for of_an_engine_before in (FAILURES_FILE, CAUSE_FILE, *WORKER_NOTES):
-        (run_dir / of_an_engine_before).unlink(missing_ok=True)
+    for stale_file in (FAILURES_FILE, CAUSE_FILE, *WORKER_NOTES):
+        (run_dir / stale_file).unlink(missing_ok=True)
     (run_dir / PLAN_FILE).write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
     environ.update(engine_environment(plan.boot, plan.paths.run_dir, environ))
 
 
 def load_plan(environ: Mapping[str, str] = os.environ) -> LaunchPlan:
-    """The plan of this process's engine. Raises RuntimeError when the engine was not started by Outrider."""
+    """Read the plan of this process's engine. Raises RuntimeError if the engine was not started by Outrider."""
     run_dir = environ.get(RUN_DIR_VARIABLE)
     if not run_dir:
         raise RuntimeError(f"{RUN_DIR_VARIABLE} is not set: start the engine with `outrider-runtime serve`")
@@ -109,5 +109,5 @@ def load_plan(environ: Mapping[str, str] = os.environ) -> LaunchPlan:
 
 
 def target_location(plan: LaunchPlan) -> str:
-    """What the engine is given as the target: a folder, or a name on the hub."""
+    """Return the engine's argument for the target: a folder, or a name on the hub."""
     return plan.paths.models.location(plan.boot.target, TARGET_MOUNT)

@@ -1,5 +1,7 @@
-"""Names of what a drafter adds to the engine: vLLM refuses a layer's that is taken, and takes compiled code of one name
-for that of one model."""
+"""Unique names for a drafter's layers and compiled code.
+
+vLLM refuses a layer name that is in use, and assumes that compiled code of the same name belongs to the same model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from vllm.compilation.backends import set_model_tag
 
 @contextmanager
 def named(module: ModuleType, prefix: str | None) -> Iterator[None]:
-    """What `module` loads in here is called `prefix`, and so begin its layers' names; None: as vLLM names them."""
+    """Prefix the layer names of models that `module` loads in this context; None: keep vLLM's names."""
     if prefix is None:
         yield
         return
@@ -30,7 +32,7 @@ def named(module: ModuleType, prefix: str | None) -> Iterator[None]:
 
 @contextmanager
 def tagged(module: ModuleType, prefix: str | None) -> Iterator[None]:
-    """Tags that `module` sets for parts of a model in here begin with `prefix`; None: as vLLM has them."""
+    """Prefix the tags that `module` sets for parts of a model in this context; None: keep vLLM's tags."""
     if prefix is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""What the pool's members take of a device's memory, measured once they are loaded (worker process).
+"""Device memory of the pool's members, measured after loading (worker process).
 
-A member costs concurrency even where it never runs: its weights leave less room for KV, and each cached token has KV of
+A member costs concurrency even if it never runs: its weights leave less room for KV, and each cached token needs KV of
 its layers, too.
 """
 
@@ -14,14 +14,14 @@ from torch import nn
 
 
 def weight_bytes(model: nn.Module, target: nn.Module) -> int:
-    """Of this rank's part of `model`; what it shares with the target costs nothing."""
-    shared = {storage for storage, _ in _storages(target)}
-    own = dict(one for one in _storages(model) if one[0] not in shared)
+    """Count the bytes of this rank's part of `model`, without tensors that it shares with the target."""
+    shared = {address for address, _ in _storages(target)}
+    own = {address: size for address, size in _storages(model) if address not in shared}
     return sum(own.values()) + sum(_packed_bytes(module) for module in model.modules())
 
 
 def _storages(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Where each of its tensors lies, and its bytes; tensors that share memory count once."""
+    """Yield the address and size in bytes of each tensor's storage; tensors may share one."""
     for tensor in (*model.parameters(), *model.buffers()):
         storage = tensor.untyped_storage()
         if storage.nbytes():
@@ -29,7 +29,7 @@ def _storages(model: nn.Module) -> Iterator[tuple[int, int]]:
 
 
 def _packed_bytes(layer: Any) -> int:
-    """Of a linear layer whose weights a CPU's kernel keeps in a layout of its own: its tensor is left empty."""
+    """Count the bytes of a linear layer whose weights a CPU kernel has repacked, which leaves the tensor empty."""
     if getattr(layer, "weight", None) is None or layer.weight.numel() or not hasattr(layer, "params_dtype"):
         return 0
     inputs = getattr(layer, "input_size_per_partition", layer.input_size)
@@ -38,7 +38,7 @@ def _packed_bytes(layer: Any) -> int:
 
 
 def kv_bytes_per_token(kv_cache_config: Any, layers: Collection[str] | None = None) -> int:
-    """Of these attention layers; None: of all, the target's and every member's."""
+    """Count the bytes of KV per token in these attention layers; None: in all layers of target and members."""
     total = 0
     for group in kv_cache_config.kv_cache_groups:
         specs = getattr(group.kv_cache_spec, "kv_cache_specs", {})
@@ -50,27 +50,32 @@ def kv_bytes_per_token(kv_cache_config: Any, layers: Collection[str] | None = No
 
 
 def kv_tokens(kv_cache_config: Any) -> int:
-    """Tokens that the KV cache has room for: each takes its part of a block in every group of layers. At least so many
-    where a group forgets tokens that its window has passed."""
+    """Count the tokens that the KV cache has room for: each takes its part of a block in every group of layers.
+
+    This is a lower bound if a group drops tokens that its window has passed.
+    """
     blocks_per_token = sum(1 / group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
     return int(kv_cache_config.num_blocks / blocks_per_token) if blocks_per_token else 0
 
 
-def drafter_memory(weights: int, own: int, every: int, tokens: int, *, shares_with_kv: bool) -> DrafterMemory:
-    """own, every: bytes of KV a token, in the member's layers and in all. tokens: those that the cache has room for.
-    shares_with_kv: whether weights leave less of it, as on GPUs; on CPUs the cache has a size of its own."""
-    room = every * tokens + (weights if shares_with_kv else 0)
-    without = max(tokens, room / max(1, every - own))
+def drafter_memory(weights: int, own: int, total: int, tokens: int, *, shares_with_kv: bool) -> DrafterMemory:
+    """Compute the memory of a member, and the concurrency that it costs.
+
+    own, total: bytes of KV per token, in the member's layers and in all layers. tokens: capacity of the KV cache.
+    shares_with_kv: whether weights leave less room for KV, as on GPUs; on CPUs the cache has a fixed size.
+    """
+    room = total * tokens + (weights if shares_with_kv else 0)
+    without = max(tokens, room / max(1, total - own))
     share = 1 - tokens / without if without else 0.0
     return DrafterMemory(weight_bytes=weights, kv_bytes_per_token=own, concurrency_percent=round(100 * share, 2))
 
 
 class MemoryUse(NamedTuple):
-    """What a drafter takes before the KV cache has its size."""
+    """Memory of a drafter, before the KV cache has its size."""
 
     weight_bytes: int
     kv_bytes: int
-    """Of one request of the longest length."""
+    """KV of one request of the longest length."""
 
 
 def left_out_to_fit(takes: Mapping[str, MemoryUse], lacking: int, *, shares_with_kv: bool) -> list[str]:
@@ -88,10 +93,10 @@ def left_out_to_fit(takes: Mapping[str, MemoryUse], lacking: int, *, shares_with
 
 
 def does_not_fit(takes: Mapping[str, MemoryUse], free: int, needed: int, longest: int) -> str:
-    """free: bytes that are left for KV. needed: what a request of `longest` tokens takes of them."""
+    """Describe a pool that does not fit. free: bytes left for KV. needed: bytes of a request of `longest` tokens."""
     drafters = "; ".join(
-        f"{name} takes {_mib(one.weight_bytes)} of weights and {_mib(one.kv_bytes)} of such a request"
-        for name, one in takes.items()
+        f"{name} takes {_mib(use.weight_bytes)} of weights and {_mib(use.kv_bytes)} of such a request"
+        for name, use in takes.items()
     )
     return (
         f"the pool does not fit into memory: {_mib(free)} are left for KV, a request of {longest} tokens takes "
@@ -100,7 +105,7 @@ def does_not_fit(takes: Mapping[str, MemoryUse], free: int, needed: int, longest
 
 
 def heaviest(takes: Mapping[str, MemoryUse]) -> str | None:
-    """The drafter whose weights take most; None where none has any of its own."""
+    """Return the drafter with the largest weights; None if no drafter has weights of its own."""
     return max(takes, key=lambda name: takes[name].weight_bytes, default=None)
 
 

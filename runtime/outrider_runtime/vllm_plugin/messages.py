@@ -22,7 +22,7 @@ from outrider_runtime.loop.orders import Order
 
 ATTRIBUTE = "outrider"
 IDLE = -1
-"""In place of a draft length: the drafter does not run."""
+"""Stands for the draft length of a drafter that does not run."""
 Numbers = npt.NDArray[np.int8]
 
 

@@ -1,5 +1,7 @@
-"""The MTP layer of the target's own checkpoint as a member of the pool: a pass a token, as an EAGLE head's, over the
-target's last hidden states instead of those between its layers."""
+"""The MTP layer of the target's own checkpoint as a member of the pool.
+
+It takes one pass for each token, like an EAGLE head, but reads the target's last hidden states.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members propose, and each request's row of it: on the device, and nobody waits for it."""
+"""Proposals of the members, and the assignment of one to each request, on the device and without waiting for it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNO
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 
 FILLER = 0
-"""A real token: the target's embedding has no row for a padding value, and places for it may be scheduled."""
-LEAST_CHANCE = 1e-4
-"""The least P(accepted) of a real token: 0 stands for no token."""
+"""Fills placeholders without a proposal. It must be a real token: the target's embedding has no row for padding."""
+MIN_ACCEPTANCE = 1e-4
+"""Lower bound of P(accepted) of a real proposal: 0 stands for no proposal."""
 
 
 class Proposed(NamedTuple):
-    """By one member."""
+    """Proposals of one member."""
 
     tokens: torch.Tensor
     """(requests, passes)"""
     counts: torch.Tensor
-    """(requests,): how many of a row are some."""
+    """(requests,): valid tokens at the start of a row."""
     confidence: torch.Tensor | None
-    """(requests, passes), or (requests, 1) for all tokens of a row alike; None: it says nothing."""
+    """(requests, passes), or (requests, 1) for all tokens of a row; None: unknown."""
 
 
 def real(tokens: torch.Tensor, member: Any, vocab_size: int, slots: torch.Tensor | None = None) -> Proposed:
-    """Of (requests, passes) that `member` made; a row ends before its first value that is no token of the target's.
-    slots: (requests,), of the request states."""
+    """Select the valid proposals of a member.
+
+    A row ends before its first value that is not a token of the target. tokens: (requests, passes). slots: (requests,),
+    slots of the request states.
+    """
     are_tokens = (tokens >= 0) & (tokens < vocab_size)
     counts = are_tokens.to(torch.int8).cumprod(dim=1).sum(dim=1, dtype=torch.int8)
-    found = getattr(member, "found", None)
-    if found is not None:
-        counts = torch.minimum(counts, found[: counts.shape[0]].to(torch.int8))
+    follow_up_tokens = getattr(member, "follow_up_tokens", None)
+    if follow_up_tokens is not None:
+        counts = torch.minimum(counts, follow_up_tokens[: counts.shape[0]].to(torch.int8))
     return Proposed(tokens, counts, _confidence(member, tokens, slots))
 
 
@@ -51,32 +54,37 @@ def _confidence(member: Any, tokens: torch.Tensor, slots: torch.Tensor | None) -
     return log_odds[slots, : tokens.shape[1]]
 
 
-def assign_proposals(tokens: torch.Tensor, found: Mapping[int, Proposed], step: DraftingStep) -> torch.Tensor:
-    """Fills `tokens` (requests, most) by what the step orders; found: by member. What `DraftingStep.end` takes."""
+def assign_proposals(tokens: torch.Tensor, by_member: Mapping[int, Proposed], step: DraftingStep) -> torch.Tensor:
+    """Fill `tokens` (requests, most tokens) with the proposals that the step orders.
+
+    Returns lengths, drafters and confidences, as `DraftingStep.end` takes them.
+    """
     tokens.fill_(FILLER)
     made = torch.zeros(2 + tokens.shape[1], tokens.shape[0], dtype=torch.int8, device=tokens.device)
     lengths, proposers, confidence = made[0], made[1], made[2:].T
     proposers.fill_(NOBODY)
     confidence.fill_(UNKNOWN)
-    for wanted in (step.chosen, step.second):
-        wanted_there = async_tensor_h2d(wanted, device=tokens.device)
-        for number in (one for one in found if (wanted == one).any()):
-            proposals, counts, said = found[number]
-            here = (wanted_there == number) & (counts > 0) & (lengths == 0)
+    for drafter_of_request in (step.chosen, step.second):
+        drafter_on_device = async_tensor_h2d(drafter_of_request, device=tokens.device)
+        for number in (member for member in by_member if (drafter_of_request == member).any()):
+            proposals, counts, member_confidence = by_member[number]
+            rows = (drafter_on_device == number) & (counts > 0) & (lengths == 0)
             width = proposals.shape[1]
-            places = here[:, None] & (torch.arange(width, device=tokens.device) < counts[:, None])
-            tokens[:, :width] = torch.where(places, proposals, tokens[:, :width])
-            lengths.copy_(torch.where(here, counts, lengths))
-            proposers.masked_fill_(here, number)
-            if said is not None:
-                quanta = (said * QUANTA_PER_UNIT).round().clamp(-MAX_QUANTA, MAX_QUANTA).to(torch.int8)
-                confidence[:, :width] = torch.where(places, quanta, confidence[:, :width])
+            valid = rows[:, None] & (torch.arange(width, device=tokens.device) < counts[:, None])
+            tokens[:, :width] = torch.where(valid, proposals, tokens[:, :width])
+            lengths.copy_(torch.where(rows, counts, lengths))
+            proposers.masked_fill_(rows, number)
+            if member_confidence is not None:
+                quanta = (member_confidence * QUANTA_PER_UNIT).round().clamp(-MAX_QUANTA, MAX_QUANTA).to(torch.int8)
+                confidence[:, :width] = torch.where(valid, quanta, confidence[:, :width])
     return made
 
 
 def acceptance(made: torch.Tensor, calibration: Calibration | None) -> torch.Tensor:
-    """(requests, most): P(token accepted, its parent was), by the drafter's own confidence; 0: no proposal. made: as
-    `assign_proposals` returns it. calibration: None where nothing is known, and all real ones are alike."""
+    """(requests, most tokens): P(token accepted | its parent was), from the drafter's confidence; 0: no proposal.
+
+    made: the result of `assign_proposals`. calibration: None if unknown; then all real proposals get the same value.
+    """
     lengths, proposers, confidence = made[0], made[1].long(), made[2:].T
     real_ones = torch.arange(confidence.shape[1], device=made.device) < lengths[:, None]
     if calibration is None:
@@ -84,5 +92,5 @@ def acceptance(made: torch.Tensor, calibration: Calibration | None) -> torch.Ten
     slopes = async_tensor_h2d(calibration.slopes, device=made.device)[proposers]
     intercepts = async_tensor_h2d(calibration.intercepts, device=made.device)[proposers]
     said = torch.where(confidence == UNKNOWN, 0, confidence) / QUANTA_PER_UNIT
-    chances = torch.sigmoid(slopes[:, None] * said + intercepts).clamp(min=LEAST_CHANCE)
+    chances = torch.sigmoid(slopes[:, None] * said + intercepts).clamp(min=MIN_ACCEPTANCE)
     return torch.where(real_ones, chances, 0.0)

@@ -1,4 +1,4 @@
-"""Members that read hidden states between the target's layers: each reads layers of its own."""
+"""Members that read hidden states between the target's layers, each after layers of its own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_lay
 
 
 class ReadsLayers:
-    """A base before vLLM's speculator."""
+    """Selects the hidden states of a member: a base class before vLLM's speculator."""
 
     speculative_config: Any
     vllm_config: Any
     _places: list[int] | None = None
 
     def layers(self, target_model: Any) -> set[int]:
-        """Numbers of the target's layers after which it reads the hidden states."""
+        """Return the numbers of the target's layers after which the member reads hidden states."""
         named_in_config = get_eagle3_aux_layers_from_config(self.speculative_config)
         return {*(named_in_config or target_model.get_eagle3_default_aux_hidden_state_layers())}
 
@@ -26,15 +26,15 @@ class ReadsLayers:
         self._places = [place for place, layer in enumerate(sorted(exposed)) if layer in mine]
 
     def own_states(self, aux_hidden_states: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
-        """States that the member was trained on, each (tokens, width), of all that the target handed out."""
+        """Select the states that the member was trained on, each (tokens, width), from all that the target outputs."""
         if aux_hidden_states is None or self._places is None:
             return aux_hidden_states
         return [aux_hidden_states[place] for place in self._places]
 
     def check_layers(self, draft: Any, target_model: Any) -> None:
-        """Raises ValueError where the draft joins the states of more layers, or of fewer, than it reads."""
+        """Raise ValueError if the draft joins the states of more or fewer layers than it reads."""
         width, layers = self.vllm_config.model_config.get_hidden_size(), len(self.layers(target_model))
-        joining = getattr(draft.model, "fc", None)  # makes one state of all that it reads; not every draft has it
+        joining = getattr(draft.model, "fc", None)  # joins all states into one; not every draft has it
         joined = getattr(joining, "input_size", layers * width)
         if joined != layers * width:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""vLLM's V2 model runner, carrying out the scheduler's draft orders (worker process; GPU and CPU alike)."""
+"""vLLM's V2 model runner, which carries out the scheduler's draft orders (worker process, on GPUs and CPUs)."""
 
 from __future__ import annotations
 
@@ -60,17 +60,20 @@ class PoolRunner(RunnerWithAdapters):
         self._clock = step_clock(device)
         self._agree = among(get_tp_group().cpu_group)
         self._reports = get_tp_group().rank_in_group == 0
-        """The executor reads one rank's output and drops the others'."""
+        """Whether this rank reports: the executor reads one rank's output and drops the others'."""
         self._ranking: DeviceRanking | None = None
-        """None where the scheduler's lengths are final."""
+        """None: the scheduler's lengths are final."""
         self._drafting: deque[DraftingStep] = deque()
-        """Steps that nothing was reported of yet."""
+        """Steps whose drafting was not reported yet."""
         with _speculator_made_by(partial(pool_speculator, self._plan, self._agree, self.adapt)):
             super().__init__(vllm_config, device)
         self._asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM has the target hand out what one head reads, and ends where it cannot."""
+        """Load the target, with hidden states for all heads.
+
+        vLLM's own function is for one head, and ends the engine if the target cannot output its hidden states.
+        """
         with mock.patch.object(model_runner, "set_eagle3_aux_hidden_state_layers", self._expose_hidden_states):
             super().load_model(*args, **kwargs)
 
@@ -78,8 +81,10 @@ class PoolRunner(RunnerWithAdapters):
         self.use_aux_hidden_state_outputs = self.speculator.expose_hidden_states(target_model)
 
     def leave_out_to_fit(self, free_bytes: int) -> None:
-        """Where the KV cache cannot hold a request of the longest length vLLM ends: it is started again without the
-        drafters that are noted here."""
+        """Note drafters to leave out if the KV cache cannot hold a request of the longest length.
+
+        vLLM ends in that case, and is started again without them.
+        """
         config, specs = self.vllm_config, self.get_kv_cache_spec()
         if self.speculator is None or config.model_config.original_max_model_len == -1:  # vLLM fits the length
             return
@@ -102,17 +107,19 @@ class PoolRunner(RunnerWithAdapters):
             write_device_ranks(self._plan.paths.run_dir, device_ranks=self._ranking is not None)
 
     def _let_device_rank(self) -> None:
-        """Have the device rank proposals if it can. vLLM makes a manager for a speculator built for its own alone."""
+        """Have the device rank proposals if it can; vLLM's own manager works for its own speculators only."""
         ranks = self.speculator is not None and device_ranks(self)
         self._ranking = self.adaptive_verification = DeviceRanking(self, self._clock) if ranks else None
         if ranks:
-            self.rejection_sampler.enable_adaptive_verification = True  # it reads lengths from the device then
+            self.rejection_sampler.enable_adaptive_verification = True  # makes it read lengths from the device
         if self.speculator is not None:
             self.speculator.serve_ranking(device_ranks=ranks)
 
     def capture_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Where memory ends while the target's graphs are captured, vLLM does: it is started again without the drafter
-        that is noted here. A drafter's own graphs are its own affair, see `PoolSpeculator.capture`."""
+        """Capture the target's graphs; note a drafter to leave out if memory runs out.
+
+        vLLM ends in that case, and is started again without it. For drafters' graphs see `PoolSpeculator.capture`.
+        """
         try:
             return super().capture_model(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -123,7 +130,7 @@ class PoolRunner(RunnerWithAdapters):
             raise
 
     def _graphs(self, *args: Any, **kwargs: Any) -> Any:
-        """The target's, and word to the heads, which run over its batch."""
+        """Make the manager of the target's graphs, and tell heads, which run over its batch, what the graphs take."""
         if self.speculator is not None:
             kwargs["varlen_decode"] = self.speculator.any_length_fits = any_length_fits(self)
         return cudagraph_utils.ModelCudaGraphManager(*args, **kwargs)
@@ -131,8 +138,10 @@ class PoolRunner(RunnerWithAdapters):
     def prepare_inputs(
         self, scheduler_output: SchedulerOutput, batch_state: Any, graph: Any, *args: Any, **kwargs: Any
     ) -> Any:  # fmt: skip
-        """Attention is prepared for the longest request that the graph was captured for, not the batch's own: some
-        kernels lay their work out otherwise where each request has one token."""
+        """Prepare attention for the longest request that the graph was captured for, not for the batch's longest.
+
+        Some kernels split their work differently if each request has one token.
+        """
         batch = super().prepare_inputs(scheduler_output, batch_state, graph, *args, **kwargs)
         batch.max_query_len = graph.max_query_len
         return batch
@@ -163,21 +172,23 @@ class PoolRunner(RunnerWithAdapters):
         return ReportedOutput(output, partial(self._report, self._step, self._began, self._sampled, verified))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """In synchronous scheduling they go with the step's output."""
+        """Return proposals only in asynchronous scheduling; otherwise they travel with the step's output."""
         return super().take_draft_token_ids() if self._asynchronous else None
 
     def _report(self, step: DraftingStep, began: Any, sampled: Any, verified: Verified | None) -> StepReport:
         report = StepReport(self._clock.seconds(began, sampled))
         report.verified = None if verified is None else verified.by_column()
         if step in self._drafting and not self._asynchronous and step.order.draft_tokens:
-            report.proposals = self._ragged(step)
+            report.proposals = self._real_proposals(step)
         while self._drafting and self._drafting[0].over:
             report.drafts.append(self._drafting.popleft().report())
         return report
 
-    def _ragged(self, step: DraftingStep) -> DraftTokenIds:
-        """Each request's real proposals, and no filler. vLLM has waited for the sampled tokens alone, which the device
-        has long before them."""
+    def _real_proposals(self, step: DraftingStep) -> DraftTokenIds:
+        """Return each request's real proposals, without filler.
+
+        It waits for them: vLLM has waited only for the sampled tokens, which are ready long before.
+        """
         step.wait()
         names = self.draft_tokens_handler.req_ids
         rows = [self.req_states.req_id_to_index[name] for name in names]
@@ -186,11 +197,11 @@ class PoolRunner(RunnerWithAdapters):
 
 
 class CPUPoolRunner(PoolRunner, CPUModelRunner):  # type: ignore[misc]
-    """The same on a CPU."""
+    """The runner on a CPU."""
 
 
 class ReportedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
-    """An output under way, with our report on its step; vLLM asks for it when, or where, the host may wait."""
+    """A pending output, with the report on its step; vLLM calls it on a thread, or at a time, that may wait."""
 
     def __init__(self, output: AsyncModelRunnerOutput, report: Callable[[], StepReport]) -> None:
         self._output = output
@@ -204,14 +215,16 @@ class ReportedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
 
 @contextmanager
 def _speculator_made_by(make: Callable[..., PoolSpeculator]) -> Iterator[None]:
-    """vLLM's runner calls a function of its module, which knows the methods of one drafter."""
+    """Have vLLM's runner make its speculator with `make` in this context."""
     with mock.patch.object(model_runner, "init_speculator", make):
         yield
 
 
 def _check_limits(drafter: Drafter, config: Any) -> None:
-    """Raises ValueError for a drafter that ends before the engine's longest request, as vLLM has resolved both: by then
-    it has read `--hf-overrides`, which a config.json does not show."""
+    """Raise ValueError if a drafter's limits are below the engine's longest request.
+
+    It uses the lengths that vLLM has resolved: they include `--hf-overrides`, which a config.json does not show.
+    """
     longest = config.model_config.max_model_len
     sentence = window_too_long(drafter, longest)
     if drafter.method is DraftMethod.DRAFT_MODEL:
@@ -221,13 +234,15 @@ def _check_limits(drafter: Drafter, config: Any) -> None:
 
 
 def _sharing_names(hosted: Sequence[Drafter]) -> set[int]:
-    """Numbers of drafters whose layers may have the names of another's, and so get a prefix. Draft models count layers
-    from 0; heads and block drafters go on after the target's last layer, as MTP does. MTP keeps vLLM's names, since
-    quantised checkpoints name the layers that are not quantised."""
+    """Return the numbers of drafters whose layer names may collide with another drafter's, so that they get a prefix.
+
+    Draft models count layers from 0. Heads, block drafters and MTP continue after the target's last layer. MTP keeps
+    vLLM's names, since quantised checkpoints name the layers that are not quantised.
+    """
     heads = (DraftMethod.EAGLE, DraftMethod.BLOCK)
     kinds = ["head" if drafter.method in heads else drafter.method.value for drafter in hosted]
-    beside_mtp = {number for number, kind in enumerate(kinds) if kind == "head" and DraftMethod.MTP in kinds}
-    return beside_mtp | {number for number, kind in enumerate(kinds) if kind in kinds[:number]}
+    like_mtp = {number for number, kind in enumerate(kinds) if kind == "head" and DraftMethod.MTP in kinds}
+    return like_mtp | {number for number, kind in enumerate(kinds) if kind in kinds[:number]}
 
 
 def _member(
@@ -253,10 +268,10 @@ def pool_speculator(
     plan: LaunchPlan, agree: Agreement, adapt: Callable[[Rows], None], vllm_config: Any, device: torch.device,
     req_states: Any,
 ) -> PoolSpeculator:  # fmt: skip
-    """adapt: see `SparseSelfMember`."""
+    """Make the speculator of the pool. adapt: see `SparseSelfMember`."""
 
     def make(drafter: Drafter) -> Any:
-        """Built from the engine's config with a speculative config of its own."""
+        """Make a member from the engine's config, with a speculative config of its own."""
         config = copy.copy(vllm_config)
         if drafter != plan.pool.primary:
             config.speculative_config = SpeculativeConfig(

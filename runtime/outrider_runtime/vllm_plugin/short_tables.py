@@ -1,7 +1,7 @@
-"""Passes over a bounded context: the first pages of each request and its last ones, through a shorter block table.
+"""Passes over a bounded context: a shorter block table with the first and the last pages of each request.
 
-Positions stay those of the request, as cached keys carry theirs. What a pass writes goes where it would go without a
-window; only what it reads is less.
+Token positions do not change, since cached keys carry theirs. A pass writes as it would without a window; it only reads
+less.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from outrider_runtime.drafters.window import Window
 
 class ShortTables:
     def __init__(self, window: Window, member: Any) -> None:
-        """member: a speculator of vLLM's whose attention is set. Raises ValueError where its layers' tables cannot be
-        shortened together."""
+        """member: a speculator of vLLM after `set_attn`. Raises ValueError if its layers are in several KV groups."""
         groups = [number for number, groups in enumerate(member.attn_groups) if groups]
         if len(groups) != 1:
             raise ValueError("its layers' KV is not kept together, and no window can shorten it: remove the drafter")
@@ -31,7 +30,7 @@ class ShortTables:
 
     @property
     def of_requests(self) -> torch.Tensor:
-        """(most requests, most pages) int32, by the engine's number of a request."""
+        """(most requests, most pages) int32, by slot of the request states."""
         table: torch.Tensor = self._member.block_tables.block_tables[self.group].gpu
         return table
 
@@ -39,12 +38,13 @@ class ShortTables:
         self, table: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, starts_cpu: torch.Tensor,
         most_seen: torch.Tensor, slot_mappings: torch.Tensor, positions: torch.Tensor,
     ) -> dict[str, Any]:  # fmt: skip
-        """Of one pass, by layer. A request's first token sees its window; the others see what that one sees, and each
-        other.
+        """Build the attention metadata of one pass, by layer.
 
-        table: (rows, pages), whole. lengths: (rows,), tokens of each request with those of the pass. starts,
-        starts_cpu: (rows + 1,) int32, of each request's tokens in the pass. most_seen: (rows,) on the host, at least
-        `lengths`. slot_mappings, positions: as vLLM has them.
+        A request's first token attends to its window. Its other tokens attend to the same pages, and to each other.
+
+        table: (rows, pages), full block tables. lengths: (rows,), tokens of each request, those of the pass included.
+        starts, starts_cpu: (rows + 1,) int32, offsets of each request's tokens in the pass. most_seen: (rows,) on the
+        host, an upper bound of `lengths`. slot_mappings, positions: vLLM's.
         """
         member, rows = self._member, len(lengths)
         most = int((starts_cpu[1:] - starts_cpu[:-1]).max())
@@ -62,8 +62,10 @@ class ShortTables:
     def _shortened(
         self, table: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """(rows, pages) and (rows,): pages that are read, and tokens in them. tokens: (rows,), of the pass, `most` at
-        most."""
+        """(rows, pages) and (rows,): pages that are read, and the tokens in them.
+
+        tokens: (rows,), tokens of each request in the pass. most: their maximum.
+        """
         first = lengths - tokens + 1
         skipped = (-(-first // self._page) - self._pages).clamp(min=0)  # pages between sinks and window
         columns = self._columns[: min(self._pages + -(-(most - 1) // self._page), self._widest)]
@@ -73,8 +75,10 @@ class ShortTables:
 
 
 def check_plain(specs: list[Any], dcp_size: int, whose: str, remedy: str) -> None:
-    """Raises ValueError unless every layer reads every token of a request from pages of its own. dcp_size: GPUs that
-    vLLM splits each request's KV over."""
+    """Raise ValueError unless every layer has full attention over its own pages.
+
+    dcp_size: number of GPUs that vLLM splits each request's KV over.
+    """
     if dcp_size > 1:
         raise ValueError(f"--decode-context-parallel-size splits {whose} KV of each request over GPUs: {remedy}")
     for spec in specs:

@@ -1,8 +1,8 @@
-"""Sparse self-speculation as a member of the pool: the target runs over the first pages of a request and the last ones.
+"""Sparse self-speculation as a member of the pool: the target drafts over a request's first and last pages.
 
-A shorter block table over the target's own KV is all it takes. A pass writes the KV of its token where the target will
-write it: into slots behind the last computed token, which the scheduler reserves and which no other request shares. The
-target's next step overwrites what it verifies there, and nobody reads the rest before it is written again.
+It needs only a shorter block table over the target's own KV. A pass writes the KV of its token into slots behind the
+last computed token, where the target will write it; the scheduler reserves them, and no other request shares them. The
+target's next step overwrites the tokens that it verifies, and the rest is not read before it is written again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
     def __init__(
         self, vllm_config: Any, device: torch.device, window: Window, adapt: Callable[[Rows], None]
     ) -> None:  # fmt: skip
-        """adapt: has the target's passes over one token of each of these requests use their LoRA adapters."""
+        """adapt: activates the LoRA adapters of these rows for passes over one token of each."""
         super().__init__(vllm_config, device)
         self._window = window
         self._adapt = adapt
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._starts_cpu = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
 
-    # -- built on the target ------------------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------------------------
 
     def load_model(self, target_model: Any) -> None:
-        """Raises ValueError where the target's attention cannot be shortened so."""
+        """Use the target. Raises ValueError if its attention cannot be bounded."""
         self.model = target_model
         self.draft_attn_layer_names: set[str] = set()
         modules = {*target_model.modules()}
@@ -72,7 +72,7 @@ class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         *_arguments: Any, rows: Rows | None = None, num_speculative_tokens: int | None = None,
         dummy_run: bool = False, **_keywords: Any,
     ) -> torch.Tensor:  # fmt: skip
-        """(requests, passes); a row of `NOT_A_TOKEN` for each that is not among `rows` of the batch. None: all are."""
+        """Propose (requests, passes) for `rows` of the batch; None: all rows. Other rows are `NOT_A_TOKEN`."""
         passes = self._most_tokens if num_speculative_tokens is None else num_speculative_tokens
         made = torch.full((input_batch.num_reqs, passes), NOT_A_TOKEN, dtype=torch.int64, device=self.device)
         rows = np.arange(input_batch.num_reqs) if rows is None else rows
@@ -94,7 +94,7 @@ class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
     def _next(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, most_seen: torch.Tensor, step: int
     ) -> torch.Tensor:  # fmt: skip
-        """One pass. All (rows,): what the target says follows each token, as far as it sees. most_seen: on the host."""
+        """Run one pass: the likeliest next token of each row, given its window. All (rows,); most_seen: on the host."""
         count, short = len(slots), self._short
         starts = self.arange_gpu[: count + 1]
         mapping = self.block_tables.compute_slot_mappings(slots, starts, positions, count, out=self._slot_mappings)

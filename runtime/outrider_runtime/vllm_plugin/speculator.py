@@ -317,7 +317,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                 continue
             if moved and isinstance(member, FirstPass):
                 self._put_slots_back(input_batch)
-            of_rows = {"rows": step.asks(number)} if isinstance(member, SparseSelfMember) else {}
+            of_rows = {"rows": step.rows_of(number)} if isinstance(member, SparseSelfMember) else {}
             made = step.run(number, partial(propose_by, member, num_speculative_tokens=passes, **of_rows))
             moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:

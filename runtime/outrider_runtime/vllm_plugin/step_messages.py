@@ -1,4 +1,4 @@
-"""vLLM's messages about a step, as plain data: what was scheduled, and what came of it."""
+"""Token counts of a step, read from vLLM's messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.vllm_plugin.messages import StepReport
 
 ENDS = {FinishReason.ABORT: End.LEFT, FinishReason.ERROR: End.FAILED}
-"""All others are complete."""
+"""Ends by vLLM's reason; all other reasons mean a complete answer."""
 
 
 def verified_counts(scheduler_output: SchedulerOutput, report: StepReport | None) -> dict[str, int]:
-    """Request -> placeholders that the step ran."""
+    """Return the placeholders that the step ran, by request."""
     proposals = scheduler_output.scheduled_spec_decode_tokens
     scheduled = {name: len(tokens) for name, tokens in proposals.items()}
     if report is None or report.verified is None:
@@ -26,14 +26,14 @@ def verified_counts(scheduler_output: SchedulerOutput, report: StepReport | None
 
 
 def scored_counts(scheduler_output: SchedulerOutput, verified: Mapping[str, int]) -> dict[str, int]:
-    """Request -> placeholders that the target scores, without those that a grammar ruled out. verified: of the step."""
+    """Return the placeholders that the target scores, by request, without those that a grammar ruled out."""
     invalid = scheduler_output.num_invalid_spec_tokens or {}
     proposals = scheduler_output.scheduled_spec_decode_tokens
     return {name: min(verified[name], len(tokens) - invalid.get(name, 0)) for name, tokens in proposals.items()}
 
 
 def trimmed_counts(scheduler_output: SchedulerOutput, verified: Mapping[str, int]) -> dict[str, int]:
-    """Request -> placeholders that were scheduled and that the step did not run, where there are any."""
+    """Return the scheduled placeholders that the step did not run, by request, if there are any."""
     scheduled = scheduler_output.scheduled_spec_decode_tokens
     return {name: len(scheduled[name]) - ran for name, ran in verified.items() if ran < len(scheduled[name])}
 
@@ -45,7 +45,7 @@ def sampled_counts(output: ModelRunnerOutput, names: Iterable[str]) -> dict[str,
 
 
 def deliveries(outputs: Mapping[int, EngineCoreOutputs]) -> Iterator[Delivery]:
-    """What goes out to users."""
+    """Yield the tokens that are sent to users."""
     for client in outputs.values():
         for output in client.outputs:
             reason = output.finish_reason

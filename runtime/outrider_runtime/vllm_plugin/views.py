@@ -15,31 +15,34 @@ from outrider_runtime.loop.stepper import View
 def view(requests: Sequence[Request]) -> View:
     known = _column([request.num_tokens for request in requests])
     context = _column([request.num_computed_tokens for request in requests])
-    under_way = _column([request.num_output_placeholders for request in requests])
+    in_flight = _column([request.num_output_placeholders for request in requests])
     return View(
         names=[request.request_id for request in requests],
         context=context,
         known=known,
-        todo=np.maximum(0, known + under_way - context),
+        todo=np.maximum(0, known + in_flight - context),
         emitted=_column([request.num_output_tokens for request in requests]),
     )
 
 
 def proposed(requests: Sequence[Request]) -> Ints:
-    """(N,): proposals that wait, or places for them."""
+    """(N,): pending proposals, or placeholders for them."""
     return _column([len(request.spec_token_ids) for request in requests])
 
 
 def scheduled(output: SchedulerOutput) -> tuple[Ints, Ints]:
-    """Two (N,) of a step's requests, in their order: tokens, and those among them that are proposals."""
+    """Return two columns (N,) over a step's requests, in their order: tokens, and proposals among them."""
     counts, proposals = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     verified = [len(proposals.get(name, ())) for name in counts] if proposals else [0] * len(counts)
     return _column(list(counts.values())), _column(verified)
 
 
 def limit(request: Request, max_model_len: int) -> int:
-    """Tokens that the request ends at; 0 for one that is sampled with a seed, so that nothing is proposed for it: a
-    token that replaces a rejected one is drawn otherwise than a plain one, so the seed would not repeat its answer."""
+    """Return the tokens, prompt included, at which the request ends; 0 for a request sampled with a seed.
+
+    With 0 nothing is proposed for it. A token that replaces a rejected one is drawn differently from a plain one, so
+    with proposals the seed would not reproduce the answer.
+    """
     sampling = request.sampling_params
     if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
         return 0
@@ -47,7 +50,7 @@ def limit(request: Request, max_model_len: int) -> int:
 
 
 def room(request: Request, max_model_len: int) -> int:
-    """Tokens that max_tokens and max_model_len leave it."""
+    """Return the tokens that the request may still produce, by max_tokens and max_model_len."""
     left = min(request.max_tokens - request.num_output_tokens, max_model_len - request.num_tokens)
     return max(0, int(left))
 

@@ -1,4 +1,4 @@
-"""A drafter whose checkpoint lacks weights, or is broken: vLLM leaves them at what lies in memory, and says nothing."""
+"""Refuses a drafter whose checkpoint lacks weights: vLLM would silently leave them uninitialised."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from vllm.model_executor.model_loader import base_loader
 
 NOTHING: dict[str, str] = {}
 FROM_TARGET = {"embed_tokens": "has_own_embed_tokens", "lm_head": "has_own_lm_head"}
-"""What a head may take from its target -> vLLM's word for a head that brings its own."""
+"""Weights that a head may share with its target, with vLLM's attribute of a head that has its own."""
 TOKEN_MAP = "draft_id_to_target_id"
-"""vLLM's name for d2t: of each token of a head's smaller vocabulary, how far the target's token is from it."""
+"""vLLM's name for d2t: offset from each token of a head's smaller vocabulary to the target's token."""
 NO_OFFSET = torch.iinfo(torch.int64).min
 
 
 @contextmanager
 def whole_weights(load_format: str, shared: Mapping[str, str] = NOTHING) -> Iterator[None]:
-    """What is loaded in here finds all of its weights. Raises ValueError that names those which it does not find.
+    """Check that models loaded in this context find all their weights. Raises ValueError, which names missing ones.
 
-    load_format: vLLM's; `dummy` weights are in no checkpoint. shared: what need not be in it, as `FROM_TARGET` says."""
+    load_format: vLLM's; `dummy` weights are in no checkpoint. shared: weights that may be missing, see `FROM_TARGET`.
+    """
     if load_format == "dummy":
         yield
         return
@@ -51,8 +52,10 @@ def _is_missing(weight: torch.Tensor) -> bool:
 
 
 def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.Parameter]:
-    """All but what it shares with the target; single numbers, which are scales that a checkpoint may leave out; and
-    ones: a norm begins with these, and a checkpoint may leave it so."""
+    """Return the weights that a checkpoint must have.
+
+    It may lack weights shared with the target, scalars (scales), and weights that are all 1 (initial values of norms).
+    """
     has_map = getattr(model, TOKEN_MAP, None) is not None  # its output layer is smaller than the target's, too
     taken = [name for name, brings_own in shared.items() if not getattr(model, brings_own, False)]
     taken = [name for name in taken if not (has_map and name == "lm_head")]
@@ -62,19 +65,21 @@ def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.P
         if weight.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
         and weight.dim()
         and not weight.is_meta
-        and not any(one in name for one in taken)
+        and not any(part in name for part in taken)
         and not bool((weight == 1).all())
     }
 
 
 def check_token_map(head: nn.Module, vocabulary: int) -> None:
-    """vocabulary: the target's tokens. Raises ValueError: a head that proposes others reads and writes behind its
-    tables, which ends the engine on a GPU."""
+    """Raise ValueError if a head may propose tokens that the target lacks. vocabulary: the target's tokens.
+
+    Such tokens would make it read and write behind its tables, which ends the engine on a GPU.
+    """
     offsets = getattr(head, TOKEN_MAP, None)
     if offsets is None:
         return
     tokens = torch.arange(len(offsets), device=offsets.device) + offsets
     beyond = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if len(beyond):
-        found = int(beyond[0])
-        raise ValueError(f"its token map (d2t) names token {found}, the target has {vocabulary}; save it again, whole")
+        token = int(beyond[0])
+        raise ValueError(f"its token map (d2t) names token {token}, the target has {vocabulary}; save it again, whole")

@@ -1,4 +1,4 @@
-"""What a worker does on a CPU and on a GPU alike."""
+"""The part of a worker that is the same on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from outrider_runtime.vllm_plugin.versions import check_engine_version
 
 
 class PoolWorker:
-    """The first base of a worker, before vLLM's. It tells what ends it before it takes calls; what ends a call, vLLM
-    tells the engine core."""
+    """The first base class of a worker, before vLLM's.
+
+    It notes an exception during its start. vLLM itself reports later ones to the engine core.
+    """
 
     model_runner: Any
 

@@ -1,13 +1,14 @@
 """vLLM's second model runner on CPUs.
 
-The runner's small work, between the matrix multiplications, is Triton kernels, and Triton compiles none for CPUs.
-Numba and torch stand in for those of a serving step; what is left is interpreted, which takes a thousand times as long
-and is for what is rare. One module here for each of vLLM's that has such kernels; `replaced` lists them all.
+Between matrix multiplications the runner uses Triton kernels, and Triton has no compiler for CPUs. Functions in numba
+and torch stand in for the kernels of a serving step. The other kernels, which are rarely used, are interpreted: that
+takes a thousand times as long. There is one module here for each module of vLLM with such kernels; `replaced` lists
+all stand-ins.
 
     os.environ.update(cpu.ENVIRONMENT)   # in every process, before vLLM is imported
-    cpu.allow_second_runner()            # where a config is made
+    cpu.allow_second_runner()            # in a process that makes vLLM's config
     cpu.install()                        # in the worker, before its runner is imported
-    cpu.compile_stand_ins(...)           # there, when it has its KV cache
+    cpu.compile_stand_ins(...)           # in the worker, once it has its KV cache
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from outrider_runtime.vllm_plugin.cpu.stand_in_warm_up import compile_stand_ins
 
 
 def install() -> None:
-    """Make the second runner work on this process's CPU; harmless when done twice."""
+    """Make the second runner work on this process's CPU. Idempotent."""
     interpret_kernels()
     from outrider_runtime.vllm_plugin.cpu import lora_ops, replaced  # import vLLM's modules
 

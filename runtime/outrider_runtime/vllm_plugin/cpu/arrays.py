@@ -1,4 +1,4 @@
-"""How stand-ins see tensors: numpy views for numba, and rows behind the pointers that Triton kernels are handed."""
+"""Tensors as arguments of stand-ins: numpy views for numba, and rows behind the pointers that Triton kernels get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEWED_AS = {torch.bfloat16: torch.int16, torch.uint64: torch.int64}
 
 
 def view(value: Any) -> Any:
-    """A numpy array over a tensor's own memory (bfloat16 as its bits); any other value as it is."""
+    """Return a numpy array over a tensor's own memory (bfloat16 as its bits); return other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     seen_as = _VIEWED_AS.get(value.dtype)
@@ -27,12 +27,12 @@ def view(value: Any) -> Any:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Numba's compiler with a cache on disk. Arguments are numpy views; None stays None."""
+    """Compile a function with numba, with a cache on disk. Its arguments are numpy views; None stays None."""
     return kept(njit(nogil=True)(function))
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A part of a compiled function."""
+    """Mark a function as an inlined part of compiled functions."""
     return njit(inline="always")(function)
 
 
@@ -47,5 +47,4 @@ def _as_pointer(_typing: Any, address: Any) -> Any:
 @inlined
 def row_at(address: int, row: int, stride: int) -> npt.NDArray[np.int32]:
     """(stride,) int32: one row of the table that begins at `address`."""
-    found: npt.NDArray[np.int32] = carray(_as_pointer(np.int64(address) + 4 * np.int64(row) * stride), stride, np.int32)
-    return found
+    return carray(_as_pointer(np.int64(address) + 4 * np.int64(row) * stride), stride, np.int32)  # type: ignore[no-any-return]

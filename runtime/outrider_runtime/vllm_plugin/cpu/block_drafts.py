@@ -1,5 +1,4 @@
-"""`spec_decode.dflash`, `dflash2`: inputs of a block drafter's pass (DFlash, DFlash2, DSpark), and DFlash2's choice
-among candidates."""
+"""`spec_decode.dflash`, `dflash2`: inputs of a block drafter's pass, and DFlash2's choice among candidates."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ Array = Any
 
 @inlined
 def _slot(table: Array, row: int, position: int, block_size: int, padding: int) -> int:
-    """A token's place in the KV cache; block 0 belongs to no request."""
+    """Return a token's slot in the KV cache; block 0 belongs to no request."""
     block = table[row, min(position // block_size, table.shape[1] - 1)]
     return block * block_size + position % block_size if block else padding
 
@@ -52,7 +51,7 @@ def prepare_inputs(
     SAMPLE_FROM_ANCHOR: bool,  # noqa: N803
     PAD_SLOT_ID: int,  # noqa: N803
 ) -> None:
-    """`_prepare_dflash_inputs_kernel`: where the context's keys go, and a block of one token and masks behind it."""
+    """`_prepare_dflash_inputs_kernel`: slots of the context's keys, and a block of one token and masks behind it."""
     requests, width, anchor = grid[0], num_query_per_req, 0 if SAMPLE_FROM_ANCHOR else 1
     for row in range(requests):
         request, first, after = idx_mapping[row], target_query_start_loc[row], target_query_start_loc[row + 1]
@@ -103,7 +102,7 @@ def walk(
     top_k: int,
     SAMPLE_PROBABILISTIC: bool,  # noqa: N803
 ) -> None:
-    """`_selector_walk_kernel`, greedy: at each place the best candidate after the one before it."""
+    """`_selector_walk_kernel`, greedy: the best candidate at each position, given the one before it."""
     if SAMPLE_PROBABILISTIC:
         raise NotImplementedError("proposals are not sampled")
     by_place, candidates = scores.reshape(-1), candidate.reshape(-1)

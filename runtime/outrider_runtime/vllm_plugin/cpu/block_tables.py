@@ -1,4 +1,4 @@
-"""`block_table`: which KV blocks a batch's requests have, and into which slots its tokens go."""
+"""`block_table`: the KV blocks of a batch's requests, and the KV slots of its tokens."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ def prepare_prefill_inputs(
     max_num_reqs: int,
     max_model_len: int,
 ) -> None:
-    """`_prepare_prefill_inputs_kernel`: a request's accepted tokens, the target's own next one, and zeros in place of
-    what was rejected."""
+    """`_prepare_prefill_inputs_kernel`: accepted tokens, the target's next token, and 0 for each rejected token."""
     requests = grid[0]
     for place in range(requests):
         first = query_start_loc[place]

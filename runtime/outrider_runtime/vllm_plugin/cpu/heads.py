@@ -67,7 +67,7 @@ def prepare_decode_inputs(
     max_num_reqs: int,
     ADVANCE_DRAFT_POSITIONS: bool,  # noqa: N803
 ) -> None:
-    """`_prepare_decode_inputs_kernel`: the first pass's token becomes the input of the second, one token a request."""
+    """`_prepare_decode_inputs_kernel`: the first pass's token of each request becomes the input of the second pass."""
     requests = grid[0] - 1
     for place in range(requests):
         input_ids[place] = draft_tokens[place]
@@ -99,7 +99,7 @@ def update_draft_inputs(
     num_speculative_steps: int,
     ADVANCE_DRAFT_POSITIONS: bool,  # noqa: N803
 ) -> None:
-    """`_update_draft_inputs_kernel`: keep a pass's proposals, and make them the next pass's input."""
+    """`_update_draft_inputs_kernel`: store a pass's proposals, and make them the next pass's input."""
     step = current_draft_step[()]
     for place in range(grid[0]):
         output_draft_tokens[place, step] = draft_tokens[place]

@@ -1,4 +1,4 @@
-"""`input_batch`: what a step's batch is made of, and what is kept of its outcome.
+"""`input_batch`: the inputs of a step's batch, and the updates of request states after it.
 
 `idx_mapping` gives each request of the batch its row in the request states; `query_start_loc` and `cu_num_logits` say
 where each request's tokens and logits begin, and end with their total.
@@ -24,7 +24,7 @@ def prepare_prefill_inputs(
     prefill_lens: Array,  # (most requests,)
     num_computed_tokens: Array,  # (most requests,)
 ) -> None:
-    """`_prepare_prefill_inputs_kernel`: a prompt's tokens of this step, and those that come after them."""
+    """`_prepare_prefill_inputs_kernel`: a prompt's tokens of this step, and the tokens after them."""
     for place in range(len(idx_mapping)):
         request = idx_mapping[place]
         computed, prefill = num_computed_tokens[request], prefill_lens[request]
@@ -98,7 +98,7 @@ def get_num_sampled_and_rejected(
     idx_mapping: Array,
     prefill_len: Array,  # (most requests,)
 ) -> None:
-    """`_get_num_sampled_and_rejected_kernel`: both are 0 for a request whose prompt is not read to its end."""
+    """`_get_num_sampled_and_rejected_kernel`: both counts are 0 for a request that is still in prefill."""
     for place in range(len(idx_mapping)):
         if seq_lens[place] < prefill_len[idx_mapping[place]]:
             num_sampled[place] = num_rejected[place] = 0
@@ -119,7 +119,7 @@ def post_update(
     all_token_ids: Array,  # (most requests, max_model_len)
     total_len: Array,  # (most requests,)
 ) -> None:
-    """`_post_update_kernel`: what was sampled goes into the requests' states; what was rejected counts as unread."""
+    """`_post_update_kernel`: store sampled tokens in the request states; rejected tokens count as not computed."""
     for place in range(len(idx_mapping)):
         request = idx_mapping[place]
         if request < 0:
@@ -152,7 +152,7 @@ def expand_idx_mapping(
     expanded_local_pos: Array,  # (logits,): each row's place among its request's
     cu_num_logits: Array,
 ) -> None:
-    """`_expand_idx_mapping_kernel`: for each row of logits, whose it is."""
+    """`_expand_idx_mapping_kernel`: the request of each row of logits."""
     for place in range(len(idx_mapping)):
         first = cu_num_logits[place]
         for i in range(cu_num_logits[place + 1] - first):

@@ -1,9 +1,8 @@
-"""Triton's interpreter for vLLM's second model runner, on machines where Triton compiles nothing.
+"""Triton's interpreter for vLLM's second model runner, on machines without a Triton compiler.
 
-vLLM's CPU build finds no Triton backend for CPUs, binds placeholders in `vllm.triton_utils`, and takes plain CPU paths
-wherever it looks at `HAS_TRITON`. That is right everywhere but in the second runner, which has kernels and no such
-paths. So the plain paths stay, and what is imported from here on gets the real Triton, which interprets
-(TRITON_INTERPRET).
+vLLM's CPU build finds no Triton backend for CPUs. It binds placeholders in `vllm.triton_utils`, and takes plain CPU
+paths wherever it checks `HAS_TRITON`. The second runner has Triton kernels and no such paths. So the plain paths stay,
+and modules imported later get the real Triton, which interprets (TRITON_INTERPRET).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from outrider_runtime.vllm_plugin.versions import SECOND_RUNNER
 
 ENVIRONMENT = {"TRITON_INTERPRET": "1", **SECOND_RUNNER}
-"""Of every process of the engine, before vLLM is imported."""
+"""Environment of every process of the engine, before vLLM is imported."""
 RUNNER = "vllm.v1.worker.gpu"
 _CONFIG = "vllm.config.vllm"
 _LOOKUPS = f"{RUNNER}.spec_decode.ngram.speculator"
@@ -29,10 +28,10 @@ _BOUND_FROM = {
 
 
 def allow_second_runner() -> None:
-    """Let vLLM's config take the second runner on a CPU: it refuses it where Triton is missing.
+    """Let vLLM's config accept the second runner on a CPU, which it refuses without Triton.
 
-    vLLM's own stand-ins, which are for kernels of the first runner, stay away: putting them in place looks at the
-    insides of every imported module, and not all of them can be looked at (llvmlite, Triton).
+    It also disables vLLM's own stand-ins for kernels of the first runner. Installing them inspects every imported
+    module, and some modules raise then (llvmlite, Triton).
     """
     _module(_CONFIG).HAS_TRITON = True
     platform = type(_module("vllm.platforms").current_platform)

@@ -77,8 +77,7 @@ def apply_bad_words(
     input_ids: Array,  # (rows,): the token that each row follows
     expanded_local_pos: Array,  # (rows,)
 ) -> None:
-    """`_bad_words_kernel`: forbid a bad word's last token where the output, with the proposals so far, ends in the
-    rest of it."""
+    """`_bad_words_kernel`: forbid a bad word's last token if the output, proposals included, ends in the rest of it."""
     for row in range(len(logits)):
         request, place = expanded_idx_mapping[row], expanded_local_pos[row]
         output = total_len[request] - prompt_len[request]

@@ -19,7 +19,7 @@ def topk_log_softmax(output: Tensor, logits: Tensor, topk_ids: Tensor) -> None:
 
 
 def ranks(output: Tensor, logits: Tensor, token_ids: Tensor) -> None:
-    """`_ranks_kernel`: how many tokens are as likely as the one chosen, itself among them."""
+    """`_ranks_kernel`: the number of tokens that are at least as likely as the chosen one, itself included."""
     torch.sum(logits >= logits.gather(1, token_ids.view(-1, 1)), dim=-1, out=output)
 
 
@@ -34,7 +34,7 @@ def fill_logprob_token_ids(
     per_req_token_ids: Array,  # (most requests, most tokens): those that a request asks for by name
     NUM_TOPK: int,  # noqa: N803
 ) -> None:
-    """`_fill_logprob_token_ids_kernel`: whose log-probabilities a row reports: the sampled token's, and others'."""
+    """`_fill_logprob_token_ids_kernel`: tokens whose log-probabilities a row reports: the sampled one, and others."""
     for row in range(len(out_token_ids)):
         request = expanded_idx_mapping[row]
         named = num_per_req_token_ids[request]
@@ -52,7 +52,7 @@ def prompt_logprobs_token_ids(
     num_computed_tokens: Array,  # (most requests,)
     all_token_ids: Array,  # (most requests, max_model_len)
 ) -> None:
-    """`_prompt_logprobs_token_ids_kernel`: the token after each of this step's."""
+    """`_prompt_logprobs_token_ids_kernel`: the token after each token of this step."""
     for place in range(len(idx_mapping)):
         request, first = idx_mapping[place], query_start_loc[place]
         for i in range(query_start_loc[place + 1] - first):

@@ -23,7 +23,7 @@ def _same(row: Array, at: int, other: int, length: int) -> bool:
 
 @inlined
 def _best_match(row: Array, length: int, shortest: int, longest: int) -> tuple[int, int]:
-    """(n, position) of the longest earlier copy of the text's end, the latest of equal ones; (0, 0) without one."""
+    """Return (n, position) of the longest earlier copy of the text's end, the latest of equal length; (0, 0): none."""
     best, place = 0, 0
     for at in range(length - shortest - 1, -1, -1):
         for n in range(min(longest, length - 1 - at), max(best, shortest - 1), -1):
@@ -70,7 +70,7 @@ def finalize(
     L: int,  # noqa: N803
     K: int,  # noqa: N803
 ) -> None:
-    """`_ngram_finalize_kernel`: what followed the match; the last token again where nothing did."""
+    """`_ngram_finalize_kernel`: the tokens that followed the match, then copies of the last token."""
     for place in range(grid[0]):
         request = idx_mapping[place]
         drafts[place, :K] = last_sampled.reshape(-1)[request]

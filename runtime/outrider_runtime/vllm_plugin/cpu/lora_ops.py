@@ -1,7 +1,7 @@
-"""`vllm.lora.ops.torch_ops`: LoRA's two products, where some rows have no adapter.
+"""`vllm.lora.ops.torch_ops`: LoRA's two products, for batches in which some rows have no adapter.
 
-vLLM numbers these rows' adapter -1, which indexes its weights from behind: on a CPU a request without an adapter gets
-the one in the last slot.
+vLLM gives such a row adapter -1, which indexes the weights from the end. So on a CPU a request without an adapter would
+get the adapter in the last slot.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 import torch
 
 OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
-"""All take (rows, width) inputs, weights, an output, and (rows,) numbers of adapters first; the others call these."""
+"""Operations that all others call. They begin with inputs (rows, width), weights, output and adapters (rows,)."""
 MODULES = ("vllm.lora.ops.torch_ops.lora_ops", "vllm.lora.punica_wrapper.punica_cpu")
 
 
 def put_in_place() -> None:
-    """In each module that has them by name. Harmless when done twice."""
+    """Replace the operations in each module that imports them by name. Idempotent."""
     for name in MODULES:
         module = importlib.import_module(name)
         for operation in OPERATIONS:
             theirs = getattr(module, operation)
             if not hasattr(theirs, "__wrapped__"):
-                setattr(module, operation, without_rows_of_nobody(theirs))
+                setattr(module, operation, without_unadapted_rows(theirs))
 
 
-def without_rows_of_nobody(operation: Callable[..., None]) -> Callable[..., None]:
-    """The products are linear: of a row of zeros nothing comes."""
+def without_unadapted_rows(operation: Callable[..., None]) -> Callable[..., None]:
+    """Zero the inputs of rows without an adapter: the products are linear, so their outputs are zero."""
 
     @functools.wraps(operation)
     def masked(

@@ -1,4 +1,4 @@
-"""`sample.penalties`: tokens that a request has used already lose."""
+"""`sample.penalties`: lower logits of tokens that a request has used already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def count_tokens(
     prompt_bin_mask: Array,  # (most requests, vocabulary / 32) int32: a bit is set where the prompt has a token
     output_bin_counts: Array,  # (most requests, vocabulary)
 ) -> None:
-    """`_bincount_kernel`: which tokens a prompt has, and how often each was generated."""
+    """`_bincount_kernel`: the tokens of a prompt, and the count of each generated token."""
     for request in expanded_idx_mapping:
         for place in range(prompt_len[request]):
             token = all_token_ids[request, place]

@@ -1,4 +1,4 @@
-"""Every function and kernel of vLLM's second runner that has a stand-in on CPUs."""
+"""The functions and kernels of vLLM's second runner that have a stand-in on CPUs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
 @dataclass(frozen=True, slots=True)
 class Replacement:
     module: str
-    """Below RUNNER."""
+    """Module's name, relative to `RUNNER`."""
     attribute: str
-    """A kernel, or a function that launches some."""
+    """Name of a kernel, or of a function that launches kernels."""
     ours: Callable[..., Any]
 
     @property
@@ -102,21 +102,21 @@ LEFT_INTERPRETED = {
     "spec_decode.multi_module_mtp.speculator": "multi-token prediction",
     "spec_decode.rejection_sampler_utils": "what our rejection_sample hands on: see there",
 }
-"""Module -> what its kernels without a stand-in serve. None is part of a step that Outrider orders."""
+"""Purpose of a module's kernels without a stand-in. None of them is part of a step that Outrider orders."""
 
 
 def put_in_place(replacements: Iterable[Replacement] = REPLACEMENTS) -> None:
-    """Replace each, wherever a module of the runner has it by name. Harmless when done twice."""
-    for one in replacements:
-        module = importlib.import_module(f"{RUNNER}.{one.module}")
-        theirs = getattr(module, one.attribute)
-        if isinstance(theirs, StandIn) or theirs is one.ours:
+    """Install stand-ins in every module of the runner that has the original by name. Idempotent."""
+    for replacement in replacements:
+        module = importlib.import_module(f"{RUNNER}.{replacement.module}")
+        theirs = getattr(module, replacement.attribute)
+        if isinstance(theirs, StandIn) or theirs is replacement.ours:
             continue
-        rebind(theirs, StandIn(theirs, one.ours) if one.is_kernel else one.ours)
+        rebind(theirs, StandIn(theirs, replacement.ours) if replacement.is_kernel else replacement.ours)
 
 
 def rebind(theirs: Any, ours: Any) -> None:
-    """Put the second in the first's place in every module of the runner that has it by name."""
+    """Replace `theirs` by `ours` in every module of the runner that has it by name."""
     for name, module in list(sys.modules.items()):
         if name.startswith(RUNNER):
             for attribute, value in list(vars(module).items()):

@@ -20,12 +20,12 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16:
 
 
 def bits_of(logits: torch.Tensor) -> Array:
-    """The bits of floating-point numbers as integers, which processors compare faster."""
+    """Return the bits of floating-point numbers as integers, which processors compare faster."""
     return logits.view(_BITS[logits.dtype]).numpy()
 
 
 def _ordered(bits: Any) -> Any:
-    """An integer that compares with others as the number whose bits it was."""
+    """Return an integer that is ordered like the floating-point number with these bits."""
     raise NotImplementedError("compiled code only")
 
 
@@ -42,7 +42,7 @@ def _ordered_by_type(bits: Any) -> Callable[[Any], Any]:
 
 @compiled
 def likeliest(bits: Array, width: int) -> int:
-    """The first of the largest among `width` logits, given as their bits."""
+    """Return the index of the first largest of `width` logits, passed as their bits."""
     largest = _ordered(bits[0])
     for token in range(width):  # without the place, so that it becomes vector instructions
         largest = max(largest, _ordered(bits[token]))
@@ -53,12 +53,12 @@ def likeliest(bits: Array, width: int) -> int:
 
 
 _CANNOT_WIN = _F32(22.9)
-"""More than the largest noise: -log of the smallest u, 2^-33."""
+"""An upper bound of the noise: it is at most -log of the smallest u, 2^-33."""
 
 
 @compiled
 def drawn(row: Array, width: int, seed: int, position: int) -> int:
-    """The token whose logit plus Gumbel noise is largest. row: float32, temperature applied.
+    """Return the token whose logit plus Gumbel noise is largest. row: float32, temperature applied.
 
     A token's noise is at most -log(u), so most are skipped without it: those far below the best sum so far, and
     those somewhat below it whose random bits are not small enough.

@@ -18,7 +18,7 @@ interpreted_gumbel_sample = gumbel.gumbel_sample
 
 
 def apply_temperature(logits: Tensor, expanded_idx_mapping: Tensor, temperature: Tensor) -> None:
-    """`_temperature_kernel`: logits (rows, vocabulary) by each row's temperature; greedy rows stay."""
+    """`_temperature_kernel`: divide logits (rows, vocabulary) by each row's temperature; greedy rows do not change."""
     by_row = temperature[expanded_idx_mapping.long()]
     logits.div_(torch.where(by_row == 0, 1.0, by_row).unsqueeze(1))
 
@@ -27,14 +27,14 @@ def apply_min_p(logits: Tensor, expanded_idx_mapping: Tensor, min_p: Tensor) -> 
     """`_min_p_kernel`: drop tokens less likely than `min_p` times the likeliest."""
     share = min_p[expanded_idx_mapping.long()]
     rows = torch.nonzero(share).view(-1)
-    asked = logits[rows]
-    least = asked.max(-1, keepdim=True).values + share[rows].log().unsqueeze(1)
-    logits[rows] = asked.masked_fill(asked < least, -math.inf)
+    selected = logits[rows]
+    lower_bound = selected.max(-1, keepdim=True).values + share[rows].log().unsqueeze(1)
+    logits[rows] = selected.masked_fill(selected < lower_bound, -math.inf)
 
 
 def gumbel_sample(
     logits: Tensor,  # (rows, vocabulary)
-    expanded_idx_mapping: Tensor,  # (rows,): each row's request; negative: nobody's
+    expanded_idx_mapping: Tensor,  # (rows,): each row's request; negative: no request
     temperature: Tensor,  # (most requests,)
     seed: Tensor,  # (most requests,)
     pos: Tensor,  # (rows,)

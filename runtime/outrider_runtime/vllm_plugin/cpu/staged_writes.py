@@ -1,4 +1,4 @@
-"""`buffer_utils`: rows of request state that the host has changed, written into their tensors."""
+"""`buffer_utils`: write rows of request state that the host has changed into their tensors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def apply_write(
     write_group_ids: Array,
     MULTI_GROUP: bool,  # noqa: N803
 ) -> None:
-    """`_apply_write_kernel`: write i puts its piece of `write_contents` into a row, from a column on.
+    """`_apply_write_kernel`: write i copies its piece of `write_contents` into a row, from a column on.
 
     With several groups `output` holds a pointer to each group's table, and `output_stride` each table's row length.
     """
-    pieces = [view(one)[: grid[0]] for one in (write_indices, write_starts, write_cu_lens)]
+    pieces = [view(column)[: grid[0]] for column in (write_indices, write_starts, write_cu_lens)]
     if MULTI_GROUP:
         _write_groups(view(output), view(output_stride), *pieces, view(write_contents), view(write_group_ids))
     else:

@@ -1,4 +1,4 @@
-"""What takes the place of a Triton kernel: launched like it, with Python underneath."""
+"""A replacement of a Triton kernel: launched like a kernel, implemented in Python."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ GRID = "grid"
 
 
 class KernelChangedError(RuntimeError):
-    """vLLM's kernel does not take what its stand-in reads."""
+    """vLLM's kernel lacks a parameter that its stand-in reads."""
 
 
 class StandIn:
-    """Launched as `kernel[grid](...)`, calls `function` with those of the kernel's arguments that it names.
+    """Calls `function` when it is launched as `kernel[grid](...)`, with the kernel's arguments that `function` names.
 
-    The kernel's parameters go by their own names without `_ptr`; `grid` is the launch's grid. A function that numba
-    has compiled gets numpy views, any other the tensors themselves. Raises KernelChangedError when the kernel has no
-    parameter of a name that `function` asks for.
+    Parameters have the kernel's names without `_ptr`; `grid` is the grid of the launch. A function compiled by numba
+    gets numpy views, any other function the tensors. Raises KernelChangedError if `function` names a parameter that the
+    kernel lacks.
     """
 
     def __init__(self, kernel: Any, function: Callable[..., Any]) -> None:
@@ -32,18 +32,21 @@ class StandIn:
         parameters = inspect.signature(kernel.fn).parameters
         self._parameters = tuple(name.removesuffix("_ptr") for name in parameters)
         self._defaults = {
-            name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not inspect.Parameter.empty
         }
-        self._wanted = _parameters_of(function)
+        self._function_parameters = _parameters_of(function)
         self._compiled = isinstance(function, Dispatcher)
-        unknown = [name for name in self._wanted if name not in (*self._parameters, GRID)]
+        unknown = [name for name in self._function_parameters if name not in (*self._parameters, GRID)]
         if unknown:
             raise KernelChangedError(f"{kernel.__module__}.{self.__name__} has no parameter {', '.join(unknown)}")
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **named: Any) -> None:
-            given = {**self._defaults, GRID: grid, **dict(zip(self._parameters, arguments, strict=False)), **named}
-            values = [given[name] for name in self._wanted]
+            by_position = dict(zip(self._parameters, arguments, strict=False))
+            by_name = {**self._defaults, GRID: grid, **by_position, **named}
+            values = [by_name[name] for name in self._function_parameters]
             self.function(*(map(view, values) if self._compiled else values))
 
         return launch

@@ -9,10 +9,10 @@ ENOUGH_REQUESTS = 2
 
 
 def compile_stand_ins(model_runner: Any, execute_model: Any, sample_tokens: Any) -> None:
-    """Run vLLM's own warm-up: a few steps with every kind of request. Call it when the KV cache is there.
+    """Run vLLM's own warm-up: a few steps with every kind of request. Call it once the KV cache exists.
 
-    execute_model, sample_tokens: the worker's, as vLLM has them. vLLM fills the largest batch, to tune kernels for it;
-    here a small one does.
+    execute_model, sample_tokens: vLLM's methods of the worker. vLLM runs the largest batch, to tune kernels for it; a
+    small batch is enough here.
     """
     from vllm.v1.worker.gpu.warmup import warmup_kernels
 

@@ -1,4 +1,4 @@
-"""`spec_decode.rejection_sampler`: which proposals stand, and the token after them (Leviathan et al., 2023).
+"""`spec_decode.rejection_sampler`: the accepted proposals, and the token after them (Leviathan et al., 2023).
 
 A greedy request's proposal stands where it is the target's likeliest token. Another's stands with probability
 min(1, p/q); after a rejection the next token is drawn from max(p - q, 0), after none from p. A drafter that keeps no
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 interpreted_rejection_sample = rejection_sampler_utils.rejection_sample
 _F32 = np.float32
 _NEVER_PROPOSED = -1
-"""A place without a proposal: rejected, and nothing is subtracted from p."""
+"""Stands for a placeholder without a proposal: it is rejected, and nothing is subtracted from p."""
 
 
 @compiled
@@ -71,7 +71,7 @@ def rejection_sample(
     contexts: Tensor | None = None,
     **watermark: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens (requests, k + 1) int64 and how many of them hold (requests,) int32.
+    """Return tokens (requests, k + 1) int64, and the number of valid ones (requests,) int32.
 
     vLLM's own, interpreted, serves what is rare: made-up acceptance rates, float64, block verification, watermarks.
     """
@@ -87,7 +87,7 @@ def rejection_sample(
         target_logits = target_logits[:, : draft_logits.shape[-1]].contiguous()
     sampled = torch.empty(len(idx_mapping), num_speculative_steps + 1, dtype=torch.int64)
     num_sampled = torch.empty(len(idx_mapping), dtype=torch.int32)
-    step = [view(one) for one in (draft_sampled, cu_num_logits, idx_mapping, temperature)]
+    step = [view(tensor) for tensor in (draft_sampled, cu_num_logits, idx_mapping, temperature)]
     outcome = view(sampled), view(num_sampled)
     if not _verify_greedy(bits_of(target_logits), *step, *outcome):
         return sampled, num_sampled
@@ -98,15 +98,15 @@ def rejection_sample(
         draft = _Draft(draft_logits[..., : target_logits.shape[1]], rows, temperature, draft_sampled)
     log_q = np.zeros(len(draft_sampled), np.float32) if draft is None else view(draft.of_proposals)
     _accept(view(target.of_proposals), log_q, *step, view(seed), view(pos), *outcome)
-    for place, request in enumerate(idx_mapping.tolist()):
+    for index, request in enumerate(idx_mapping.tolist()):
         if temperature[request] != 0:
-            accepted = int(num_sampled[place])
-            row = int(cu_num_logits[place]) + accepted
-            bonus = row == int(cu_num_logits[place + 1]) - 1
+            accepted = int(num_sampled[index])
+            row = int(cu_num_logits[index]) + accepted
+            bonus = row == int(cu_num_logits[index + 1]) - 1
             rejected = _NEVER_PROPOSED if bonus else int(draft_sampled[row + 1])
             logits = _residual(target, draft, row, rejected)
-            sampled[place, accepted] = drawn(view(logits), len(logits), int(seed[request]), int(pos[row]))
-            num_sampled[place] = accepted + 1
+            sampled[index, accepted] = drawn(view(logits), len(logits), int(seed[request]), int(pos[row]))
+            num_sampled[index] = accepted + 1
     return sampled, num_sampled
 
 
@@ -114,7 +114,7 @@ def rejection_sample(
 def _verify_greedy(
     bits: Array, draft_sampled: Array, first: Array, requests: Array, temperature: Array, sampled: Array, count: Array
 ) -> int:
-    """How many requests are not greedy: theirs are left."""
+    """Verify greedy requests; returns the number of the others, whose rows do not change."""
     others = 0
     for place in range(len(requests)):
         if temperature[requests[place]] != 0:
@@ -143,7 +143,7 @@ def _accept(
     sampled: Array,
     count: Array,
 ) -> None:
-    """The accepted proposals of requests that are not greedy; log_p, log_q (rows,): of the proposal after each row."""
+    """Verify requests that sample. log_p, log_q: (rows,), log-probabilities of the proposal after each row."""
     for place in range(len(requests)):
         request = requests[place]
         if temperature[request] == 0:
@@ -158,7 +158,7 @@ def _accept(
 
 
 class _Target:
-    """The target's distributions: its logits less their log of summed exponentials."""
+    """The target's distributions: logits minus their log-sum-exp."""
 
     def __init__(self, logits: Tensor, draft_sampled: Tensor) -> None:
         self.logits = logits  # (rows, vocabulary)
@@ -183,7 +183,7 @@ def _proposal_after_each(draft_sampled: Tensor) -> Tensor:
 
 
 def _residual(target: _Target, draft: _Draft | None, row: int, rejected: int) -> Tensor:
-    """(vocabulary,) float32: logits of what the token after the accepted proposals is drawn from."""
+    """(vocabulary,) float32: logits from which the token after the accepted proposals is drawn."""
     logits = target.logits[row].float()
     if rejected < 0:
         return logits
