@@ -65,7 +65,7 @@ def measure(name: str, requests: int) -> Point:
     system = {"ours": ours(), "plain": plain()}[name]
     best = min((_round(system, requests) for _ in range(ROUNDS)), key=lambda one: one[0])
     cpu_s, policy_s, engine = best
-    steps = len(engine.log.now)
+    steps = len(engine.log.output_at_s)
     return Point(
         name, requests, steps, sum(engine.log.tokens), round(1e6 * cpu_s / steps, 1),
         round(1e6 * (cpu_s - policy_s) / steps, 1), round(60 / cpu_s, 1),

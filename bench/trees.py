@@ -22,7 +22,7 @@ from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.value import Price
 from outrider_runtime.simulate.recording import DEPTH, WIDTH, Recording
 from outrider_runtime.simulate.replay.beams import RecordedBeams
-from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
+from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
 from outrider_runtime.simulate.replay.workload import Lengths, closed
 
 from bench.replay import trees
@@ -111,7 +111,7 @@ def likeliest(paths: NDArray[np.floating[Any]], request: NDArray[np.int64]) -> N
 
 def best_chain(made: Recording) -> float:
     """Tokens a step of the longest chain, which accepts most. Past what is recorded it goes on as it ended."""
-    hazards = mean_hazards(made, "eagle")
+    hazards = mean_acceptance_rates(made, "eagle")
     whole = np.concatenate([hazards, np.full(VERIFIED - DEPTH, hazards[-3:].mean())])
     return 1 + float(whole.cumprod().sum())
 

@@ -122,7 +122,7 @@ def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
 def alone_rates(engine: ReplayEngine, clients: int, phases: int) -> list[float]:
     """Tokens a second in each phase, while `clients` of its requests decode, and nobody else does."""
     log, found = engine.log, []
-    now, step_s, tokens, running = map(np.array, (log.now, log.step_s, log.tokens, log.requests))
+    now, step_s, tokens, running = map(np.array, (log.output_at_s, log.step_s, log.tokens, log.requests))
     begins, ends = (np.split(at, phases) for at in (engine.requests.first_s, engine.requests.done_s))
     for phase in range(phases):
         begun = ends[phase - 1].max() if phase else begins[0][:clients].max()

@@ -9,7 +9,7 @@ from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
+from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 TABLE_CONTEXT = 600
@@ -29,7 +29,7 @@ class ByBatchSize(Fixed):
 
 def tuned_table(world: World, recording: Recording, drafter: str, longest: int, requests: int = 256) -> list[int]:
     """The best k at each batch size for this recording's mean acceptance: what a user would find by trying them all."""
-    gains = 1 + np.cumsum(np.cumprod(mean_hazards(recording, drafter)))[:longest]
+    gains = 1 + np.cumsum(np.cumprod(mean_acceptance_rates(recording, drafter)))[:longest]
     table = []
     for n in range(1, requests + 1):
         one = [Pass(n * (1 + k), n, TABLE_CONTEXT, n * (1 + k)) for k in range(longest + 1)]

@@ -53,14 +53,14 @@ def _result(engine: ReplayEngine) -> Result:
     tokens, step_s = np.array(log.tokens), np.array(log.step_s)
     goodput = float(tokens.sum() / engine.now)
     if load.clients is not None:
-        started = int(np.searchsorted(log.now, requests.done_s[: load.clients].max(), side="right"))
+        started = int(np.searchsorted(log.output_at_s, requests.done_s[: load.clients].max(), side="right"))
         goodput = _steady(tokens[started:], step_s[started:], np.array(log.requests)[started:], load.clients)
     further = np.maximum(1, load.output - 1)
     return Result(
         goodput=goodput,
         latency_s=float((requests.done_s - requests.arrived_s).mean()),
         draft_length=sum(log.verified) / max(1, sum(log.requests)),
-        steps=len(log.now),
+        steps=len(log.output_at_s),
         ttft_s=requests.first_s - requests.arrived_s,
         tpot_s=(requests.done_s - requests.first_s) / further,
         slo_class=load.slo_class,

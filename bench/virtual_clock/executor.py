@@ -165,7 +165,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self._acceptance[books.rows, : said.shape[1]] = acceptance(torch.tensor(made), order.calibration)
 
     def _note(self, ran: DeviceStep, requests: int, verified: int) -> None:
-        self.log.now.append(self._free_at)
+        self.log.output_at_s.append(self._free_at)
         self.log.step_s.append(ran.seconds)
         self.log.tokens.append(int(ran.tokens.sum()))
         self.log.requests.append(requests)

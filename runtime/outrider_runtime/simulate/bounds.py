@@ -1,25 +1,26 @@
-"""What one simulation takes: beyond it the input is a slip, or the answer would not come today."""
+"""Limits of a simulation's input: larger values are typing errors, or would take more than a day."""
 
 from __future__ import annotations
 
 import math
 
 MOST_ARRIVALS = 1_000_000
-"""Requests at one rate."""
+"""Most requests at one rate."""
 MOST_TOKENS = 1 << 20
-"""Of a prompt, of an answer, or of a step."""
+"""Most tokens of a prompt, of an answer, or of a step."""
 LEAST_STEP_TOKENS = 16
 MOST_AT_ONCE = 1 << 14
-"""Requests that one engine runs side by side."""
-LEAST_RATE, MOST_RATE = 1e-6, 1e6
-"""Requests a second."""
+"""Most concurrent requests of one engine."""
+LEAST_RATE = 1e-6
+MOST_RATE = 1e6
+"""Bounds of a rate, in requests/s."""
 MOST_WEIGHT = 1e6
-"""Of an SLO class."""
+"""Largest weight of an SLO class."""
 MOST_SEED = (1 << 63) - 1
 
 
 def whole(text: str, least: int, most: int) -> int:
-    """Raises ValueError, with a sentence, for anything but a whole number within the bounds."""
+    """Parse a whole number within bounds. Raises ValueError with a sentence."""
     number = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
     if not least <= number <= most:
         raise ValueError(f"{text} is not a whole number from {least} to {most}")
@@ -27,7 +28,7 @@ def whole(text: str, least: int, most: int) -> int:
 
 
 def rate(text: str) -> float:
-    """Requests a second. Raises ValueError as `whole` does."""
+    """Parse a rate in requests/s. Raises ValueError with a sentence."""
     try:
         number = float(text)
     except ValueError:

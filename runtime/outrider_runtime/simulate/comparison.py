@@ -1,4 +1,4 @@
-"""Ours and others on the same requests: a row of figures for each policy at each rate."""
+"""Compares Outrider's policy with others on the same requests: one row of figures for each policy and rate."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from outrider_runtime.simulate.simulated_deployment import Deployment
 OURS, PLAIN = "outrider", "plain"
 STATIC_LENGTHS = (1, 3, 5)
 GAIN = 1.02
-"""Speed-up below which plain decoding counts as good as ours."""
+"""A smaller speed-up counts as none."""
 Policies = Mapping[str, Callable[[], Policy]]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
-    """Of one policy at one rate; times in seconds."""
+    """Figures of one policy at one rate; times in seconds."""
 
     policy: str
     rate_per_s: float
     requests: int
     goodput: float
-    """Tokens a second."""
+    """Tokens/s."""
     latency_s: float
-    """Mean, from arrival to the last token."""
+    """Mean time from arrival to the last token."""
     speedup: float
-    """Mean latency of plain decoding by this one's."""
+    """Mean latency of plain decoding / mean latency of this policy (higher is better)."""
     ttft_s: float
-    """Mean."""
+    """Mean time to first token."""
     tpot_p50_s: float
     tpot_p99_s: float
     verified: float
-    """Proposals verified a request and step."""
+    """Mean number of verified proposals per request and step."""
     attained: tuple[float | None, ...]
-    """Share of the requests of each class that met it; None: there was none."""
+    """Share of requests that met their SLO, by class; None: the class had no request."""
 
 
 def policies(deployment: Deployment, seed: int, *, statics: bool) -> Policies:
-    """Ours and plain decoding; with `statics` each drafter at fixed lengths as well."""
+    """Make Outrider's policy and plain decoding; with `statics` also each drafter at fixed lengths."""
     drafters, most = deployment.drafters, deployment.service.hot.max_draft_tokens
-    found: dict[str, Callable[[], Policy]] = {OURS: _ours(deployment, seed), PLAIN: lambda: Fixed(drafters)}
+    by_name: dict[str, Callable[[], Policy]] = {OURS: _ours(deployment, seed), PLAIN: lambda: Fixed(drafters)}
     for number, drafter in enumerate(drafters if statics else ()):
         for k in STATIC_LENGTHS:
             if k <= most:
-                found[f"{drafter.name}, k = {k}"] = _static(deployment, number, k)
-    return found
+                by_name[f"{drafter.name}, k = {k}"] = _static(deployment, number, k)
+    return by_name
 
 
 def _static(deployment: Deployment, drafter: int, k: int) -> Callable[[], Policy]:
@@ -64,7 +64,7 @@ def _static(deployment: Deployment, drafter: int, k: int) -> Callable[[], Policy
 
 
 def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
-    """As a pod builds it: with a noisy profile of this hardware, or with none where the manifest skips it."""
+    """Make the controller as a pod does: with a noisy profile of this hardware, or without one."""
     hot, world = deployment.service.hot, deployment.world
     longest, rng = deployment.service.longest_request or LONGEST_REQUEST, np.random.default_rng([seed, 0])
     noisy = None if deployment.service.learns else fitted(world, deployment.drafters, rng, longest)
@@ -77,7 +77,7 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
 
 
 def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies) -> Iterator[PolicyFigures]:
-    """In the policies' order."""
+    """Run all policies on one load; yields their figures in order."""
     engines = {name: _ran(_setting(deployment, name), load, build()) for name, build in policies.items()}
     plain_s = _latency_s(engines[PLAIN])
     for name, engine in engines.items():
@@ -85,9 +85,9 @@ def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies
 
 
 def _setting(deployment: Deployment, policy: str) -> Setting:
-    """Ours lets requests in by when they are due, the others first come, first served."""
+    """Make the setting: Outrider admits requests by deadline, the other policies first come, first served."""
     classes = deployment.service.hot.slo_classes if policy == OURS else ()
-    patience = tuple(patience_s(one) for one in classes)
+    patience = tuple(patience_s(slo_class) for slo_class in classes)
     return Setting(
         deployment.world, deployment.recording, deployment.drafters, deployment.limits, patience_s=patience,
         confidences=policy != OURS, device_ranks=deployment.world.takes_any_lengths,
@@ -111,7 +111,7 @@ def _figures(
     ttft_s = requests.first_s - requests.arrived_s
     tpot_s = (requests.done_s - requests.first_s) / np.maximum(1, load.output - 1)
     classes = deployment.service.hot.slo_classes
-    met = [(tpot_s <= one.tpot_s) & (ttft_s <= (one.ttft_s or np.inf)) for one in classes]
+    met = [(tpot_s <= slo.tpot_s) & (ttft_s <= (slo.ttft_s or np.inf)) for slo in classes]
     return PolicyFigures(
         policy=name,
         rate_per_s=rate_per_s,
@@ -131,11 +131,11 @@ def _share(met: NDArray[np.bool_]) -> float | None:
     return float(met.mean()) if len(met) else None
 
 
-def crossover(found: Sequence[PolicyFigures]) -> str:
-    """Where speculation stops to pay, in a sentence."""
-    ours = [one for one in found if one.policy == OURS]
-    pays = [one.rate_per_s for one in ours if one.speedup >= GAIN]
-    after = next((one.rate_per_s for one in ours if one.rate_per_s > max(pays, default=0.0)), None)
+def crossover(figures: Sequence[PolicyFigures]) -> str:
+    """Return the rate at which speculation stops to pay, in a sentence."""
+    ours = [row for row in figures if row.policy == OURS]
+    pays = [row.rate_per_s for row in ours if row.speedup >= GAIN]
+    after = next((row.rate_per_s for row in ours if row.rate_per_s > max(pays, default=0.0)), None)
     if after is None:
         return f"Speculation pays at every rate up to {ours[-1].rate_per_s:.3g} requests a second."
     return f"From {after:.3g} requests a second on, speculation gains less than {GAIN - 1:.0%} over plain decoding."

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: Poisson arrivals, or a trace."""
+"""The requests of a simulation: Poisson arrivals, or a trace."""
 
 from __future__ import annotations
 
@@ -29,68 +29,68 @@ from outrider_runtime.simulate.replay.workload import (
 from outrider_runtime.simulate.simulated_deployment import Deployment
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
-"""Rates where none is given, as shares of what plain decoding finishes."""
+"""Default rates, as shares of the requests/s that plain decoding finishes."""
 CAPACITY_ROUNDS = 3
 LEAST_REQUESTS = 100
 TRACE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """As given on the command line."""
+class LoadOptions:
+    """Options of the command line."""
 
     lengths: Lengths
     duration_s: float
     mix: Mapping[str, float]
-    """Weight of each SLO class; empty: all alike."""
+    """Weight of each SLO class; empty: equal weights."""
     seed: int
 
 
-def rates(deployment: Deployment, wanted: Wanted) -> list[float]:
-    """Up to more than plain decoding finishes while all places are taken. Raises SimulationError as `at_rate` does."""
+def rates(deployment: Deployment, options: LoadOptions) -> list[float]:
+    """Return default rates, up to more than plain decoding finishes at full load. Raises SimulationError."""
     clients, rng = deployment.limits.max_requests, np.random.default_rng(0)
-    load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, wanted.lengths)
+    load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, options.lengths)
     setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
     engine = ReplayEngine(setting, _that_fit(deployment, load), Fixed(deployment.drafters))
     engine.run()
     finished = np.sort(engine.requests.done_s)
-    middle = slice(clients // 2, len(load) - clients)  # neither the first answers nor the last places that empty
-    found = [share / float(np.diff(finished[middle]).mean()) for share in SHARES]
-    _count(wanted, max(found))  # refused before the first one is simulated
-    return found
+    middle = slice(clients // 2, len(load) - clients)  # without the start and the end, at which concurrency is lower
+    rates_per_s = [share / float(np.diff(finished[middle]).mean()) for share in SHARES]
+    _count(options, max(rates_per_s))  # refuse too high a rate before the first simulation
+    return rates_per_s
 
 
-def at_rate(deployment: Deployment, wanted: Wanted, rate_per_s: float) -> Workload:
-    """Poisson arrivals. Raises SimulationError for too many requests, and for those that can never run."""
-    rng = np.random.default_rng([wanted.seed, 2])
+def at_rate(deployment: Deployment, options: LoadOptions, rate_per_s: float) -> Workload:
+    """Draw Poisson arrivals. Raises SimulationError for too many requests, or for requests that can never run."""
+    rng = np.random.default_rng([options.seed, 2])
     load = open_load(
-        poisson(rate_per_s, _count(wanted, rate_per_s), rng), deployment.recording, None, rng, wanted.lengths
+        poisson(rate_per_s, _count(options, rate_per_s), rng), deployment.recording, None, rng, options.lengths
     )
-    return _with_classes(deployment, wanted, _that_fit(deployment, load), rng)
+    return _with_classes(deployment, options, _that_fit(deployment, load), rng)
 
 
-def _count(wanted: Wanted, rate_per_s: float) -> int:
-    count = rate_per_s * wanted.duration_s
+def _count(options: LoadOptions, rate_per_s: float) -> int:
+    count = rate_per_s * options.duration_s
     if count > MOST_ARRIVALS:
         raise SimulationError(
-            f"{rate_per_s:.3g} requests a second for {wanted.duration_s:g} s are {count:.3g} requests, and "
+            f"{rate_per_s:.3g} requests a second for {options.duration_s:g} s are {count:.3g} requests, and "
             f"{MOST_ARRIVALS} at most are simulated: give a lower --rate or a shorter --duration"
         )
     return max(LEAST_REQUESTS, round(count))
 
 
-def traced(deployment: Deployment, wanted: Wanted, trace: Path, rate_per_s: float | None) -> Workload:
-    """With a rate the trace's gaps are stretched or pressed.
+def traced(deployment: Deployment, options: LoadOptions, trace: Path, rate_per_s: float | None) -> Workload:
+    """Read a trace; with a rate, scale the gaps between its requests.
 
-    Raises SimulationError for a trace that is none, and for requests that can never run.
+    Raises SimulationError for an invalid trace, and for requests that can never run.
     """
-    rng = np.random.default_rng([wanted.seed, 2])
+    rng = np.random.default_rng([options.seed, 2])
     at_s, prompt, output = read_trace(trace)
     if rate_per_s is not None:
         at_s = at_s * ((len(at_s) - 1) / rate_per_s / at_s[-1])
-    nobody = np.full(len(at_s), NOBODY, np.int64)
-    load = Workload(at_s, prompt, output, nobody, answers_of(deployment.recording, None, len(at_s), rng))
-    return _with_classes(deployment, wanted, _that_fit(deployment, load), rng)
+    no_class = np.full(len(at_s), NOBODY, np.int64)
+    load = Workload(at_s, prompt, output, no_class, answers_of(deployment.recording, None, len(at_s), rng))
+    return _with_classes(deployment, options, _that_fit(deployment, load), rng)
 
 
 def _that_fit(deployment: Deployment, load: Workload) -> Workload:
@@ -101,25 +101,25 @@ def _that_fit(deployment: Deployment, load: Workload) -> Workload:
     return load
 
 
-def _with_classes(deployment: Deployment, wanted: Wanted, load: Workload, rng: np.random.Generator) -> Workload:
-    names = [one.name for one in deployment.service.hot.slo_classes]
-    unknown = [name for name in wanted.mix if name not in names]
+def _with_classes(deployment: Deployment, options: LoadOptions, load: Workload, rng: np.random.Generator) -> Workload:
+    names = [slo_class.name for slo_class in deployment.service.hot.slo_classes]
+    unknown = [name for name in options.mix if name not in names]
     if unknown:
         raise SimulationError(
             f"--mix: class {unknown[0]!r} is not in the manifest; it has {', '.join(names) or 'none'}"
         )
     if not names:
         return load
-    weights = np.array([wanted.mix.get(name, 0.0) if wanted.mix else 1.0 for name in names])
+    weights = np.array([options.mix.get(name, 0.0) if options.mix else 1.0 for name in names])
     if weights.sum() <= 0:
         raise SimulationError("--mix: the weights add up to nothing")
     return with_classes(load, weights / weights.sum(), rng)
 
 
 def read_trace(path: Path) -> tuple[Floats, Ints, Ints]:
-    """A trace in the Azure CSV format: arrivals from 0 s on, prompts, answers.
+    """Read a trace in the Azure CSV format: arrival times from 0 s on, prompt and output tokens.
 
-    Raises SimulationError, with the line's number, for a file or a row that is none.
+    Raises SimulationError, with the line's number, for an invalid file or row.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

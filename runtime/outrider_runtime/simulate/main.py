@@ -1,4 +1,4 @@
-"""`outrider-simulate`: what a pool would do on hardware that is not at hand, under a load that has not come yet."""
+"""`outrider-simulate`: estimates the gain of a pool of drafters on any hardware, under any load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_runtime.simulate import bounds, report, service_manifest
 from outrider_runtime.simulate import load as loads
 from outrider_runtime.simulate.comparison import PolicyFigures, compared, policies
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.load import Wanted
+from outrider_runtime.simulate.load import LoadOptions
 from outrider_runtime.simulate.replay.workload import Lengths, Workload
 from outrider_runtime.simulate.service_manifest import LOOKUP, Service
 from outrider_runtime.simulate.simulated_deployment import (
@@ -36,7 +36,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit code 2 for input that cannot be simulated, with a sentence on stderr that says why."""
+    """Run the simulation. Exits with code 2, and a sentence on stderr, for input that cannot be simulated."""
     options = parser().parse_args(arguments)
     try:
         _simulate(options)
@@ -46,28 +46,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    asked = service_manifest.read(options.manifest)
-    world = on_system(asked, options.system) if options.system is not None else as_profiled(options.profile)
-    deployment = deployed(asked, world, _acceptance(options, asked))
+    service = service_manifest.read(options.manifest)
+    world = on_system(service, options.system) if options.system is not None else as_profiled(options.profile)
+    deployment = deployed(service, world, _acceptance(options, service))
     lengths = Lengths(options.prompt_tokens, options.output_tokens)
-    wanted = Wanted(lengths, options.duration, dict(options.mix), options.seed)
+    load_options = LoadOptions(lengths, options.duration, dict(options.mix), options.seed)
     words = _words(options)
     report.print_setting(deployment, words, sys.stdout)
     if options.output is not None:
         _prepare(options.output)
-    found = _figures(deployment, wanted, options)
-    report.print_table(deployment, found, sys.stdout)
+    figures = _figures(deployment, load_options, options)
+    report.print_table(deployment, figures, sys.stdout)
     if options.output is not None:
-        _write(options.output, deployment, words, found)
+        _write(options.output, deployment, words, figures)
 
 
-def _acceptance(options: argparse.Namespace, asked: Service) -> dict[str, float | None]:
-    """A share without a name is that of every drafter with a model."""
-    models = [member.drafter.name for member in asked.pool if member.recorded_as != LOOKUP]
-    found: dict[str, float | None] = {}
+def _acceptance(options: argparse.Namespace, service: Service) -> dict[str, float | None]:
+    """Return the acceptance rates by drafter; one without a name holds for every drafter with a model."""
+    models = [member.drafter.name for member in service.pool if member.recorded_as != LOOKUP]
+    shares: dict[str, float | None] = {}
     for name, share in options.acceptance:
-        found |= dict.fromkeys([name] if name else models, share)
-    return found
+        shares |= dict.fromkeys([name] if name else models, share)
+    return shares
 
 
 def _words(options: argparse.Namespace) -> str:
@@ -79,27 +79,29 @@ def _words(options: argparse.Namespace) -> str:
     return f"Poisson arrivals for {options.duration:g} s, {loads.LEAST_REQUESTS} requests at least, {lengths}"
 
 
-def _figures(deployment: Deployment, wanted: Wanted, options: argparse.Namespace) -> list[PolicyFigures]:
-    run = policies(deployment, wanted.seed, statics=options.compare)
-    found: list[PolicyFigures] = []
-    for rate, load in _loads(deployment, wanted, options):
+def _figures(deployment: Deployment, load_options: LoadOptions, options: argparse.Namespace) -> list[PolicyFigures]:
+    run = policies(deployment, load_options.seed, statics=options.compare)
+    figures: list[PolicyFigures] = []
+    for rate, load in _loads(deployment, load_options, options):
         print(f"simulating {len(load)} requests at {rate:.3g} a second ...", file=sys.stderr, flush=True)
-        found += compared(deployment, load, rate, run)
-    return found
+        figures += compared(deployment, load, rate, run)
+    return figures
 
 
-def _loads(deployment: Deployment, wanted: Wanted, options: argparse.Namespace) -> Iterator[tuple[float, Workload]]:
-    """With the requests a second of each."""
+def _loads(
+    deployment: Deployment, load_options: LoadOptions, options: argparse.Namespace
+) -> Iterator[tuple[float, Workload]]:
+    """Yield each load with its rate in requests/s."""
     if options.trace is not None:
-        load = loads.traced(deployment, wanted, options.trace, options.rate)
+        load = loads.traced(deployment, load_options, options.trace, options.rate)
         yield options.rate or len(load) / float(load.at_s[-1]), load
         return
-    for rate in [options.rate] if options.rate else loads.rates(deployment, wanted):
-        yield rate, loads.at_rate(deployment, wanted, rate)
+    for rate in [options.rate] if options.rate else loads.rates(deployment, load_options):
+        yield rate, loads.at_rate(deployment, load_options, rate)
 
 
 def _prepare(folder: Path) -> None:
-    """Nobody waits for figures that cannot be written."""
+    """Check that the folder can be written to, before the simulation starts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -107,16 +109,16 @@ def _prepare(folder: Path) -> None:
         raise SimulationError(f"--output {folder}: no folder to write to: {error}") from error
 
 
-def _write(folder: Path, deployment: Deployment, words: str, found: Sequence[PolicyFigures]) -> None:
+def _write(folder: Path, deployment: Deployment, words: str, figures: Sequence[PolicyFigures]) -> None:
     try:
-        written = report.write(folder, deployment, words, found)
+        written = report.write(folder, deployment, words, figures)
     except OSError as error:
         raise SimulationError(f"--output {folder}: {error}") from error
     print(f"\nwritten: {', '.join(map(str, written))}")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's options."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="outrider-simulate",
         description="Run Outrider's controller in a simulated engine: any pool, on any hardware, under any load.",
@@ -137,12 +139,16 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--acceptance", type=_acceptance_of, action="append", default=[], metavar="[DRAFTER=]A",
-        help=f"share of first proposals accepted, or `recorded`; may be repeated (default {DEFAULT_ACCEPTANCE:g})",
+        help=f"acceptance rate of first proposals, or `recorded`; may be repeated (default {DEFAULT_ACCEPTANCE:g})",
     )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="also each drafter at k = 1, 3, 5")
     parser.add_argument("--output", type=_folder, metavar="DIR", help="write simulation.json and simulation.png here")
     parser.add_argument(
-        "--seed", type=_whole(0, bounds.MOST_SEED), default=0, metavar="N", help="of all that is drawn (default 0)"
+        "--seed",
+        type=_whole(0, bounds.MOST_SEED),
+        default=0,
+        metavar="N",
+        help="seed of the random numbers (default 0)",
     )
     _add_load(parser)
     return parser
@@ -151,7 +157,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load of one pod")
     load.add_argument(
-        "--rate", type=_rate, metavar="R", help="requests a second (default: seven, up to what the GPU can do)"
+        "--rate", type=_rate, metavar="R", help="requests/s (default: seven rates, up to the capacity of the GPU)"
     )
     load.add_argument(
         "--trace",
@@ -160,24 +166,24 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="CSV: TIMESTAMP,ContextTokens,GeneratedTokens; --rate scales its gaps",
     )
     load.add_argument(
-        "--duration", type=_duration, default=20.0, metavar="D", help="requests come for so long (default 20s)"
+        "--duration", type=_duration, default=20.0, metavar="D", help="time over which requests arrive (default 20s)"
     )
     load.add_argument(
         "--prompt-tokens",
         type=_whole(1, bounds.MOST_TOKENS),
         default=500,
         metavar="N",
-        help="median without a trace (default 500)",
+        help="median prompt length without a trace (default 500)",
     )
     load.add_argument(
         "--output-tokens",
         type=_whole(1, bounds.MOST_TOKENS),
         default=128,
         metavar="N",
-        help="median without a trace (default 128)",
+        help="median output length without a trace (default 128)",
     )
     load.add_argument(
-        "--mix", type=_mix, default=[], metavar="CLASS=WEIGHT,...", help="SLO classes of requests (default: all alike)"
+        "--mix", type=_mix, default=[], metavar="CLASS=WEIGHT,...", help="shares of the SLO classes (default: equal)"
     )
 
 
@@ -189,7 +195,7 @@ def _rate(text: str) -> float:
 
 
 def _folder(text: str) -> Path:
-    if not text:  # an unset variable of a script; Path makes the current folder of it
+    if not text:  # an unset variable of a script, which Path would turn into the current folder
         raise argparse.ArgumentTypeError("it is empty: name a folder")
     return Path(text)
 
@@ -209,27 +215,27 @@ def _acceptance_of(text: str) -> tuple[str, float | None]:
     if share == "recorded":
         return name, None
     try:
-        found = float(share)
+        rate = float(share)
     except ValueError:
-        found = math.nan
-    if not 0 < found < 1:
+        rate = math.nan
+    if not 0 < rate < 1:
         raise argparse.ArgumentTypeError(f"{share!r} is neither a share between 0 and 1 nor `recorded`")
-    return name, found
+    return name, rate
 
 
 def _mix(text: str) -> list[tuple[str, float]]:
-    found = []
+    weights: list[tuple[str, float]] = []
     for part in text.split(","):
         name, _, weight = part.partition("=")
         try:
-            found.append((name, float(weight)))
+            weights.append((name, float(weight)))
         except ValueError:
-            found.append((name, math.nan))
-        if not 0 <= found[-1][1] <= bounds.MOST_WEIGHT:
+            weights.append((name, math.nan))
+        if not 0 <= weights[-1][1] <= bounds.MOST_WEIGHT:
             raise argparse.ArgumentTypeError(f"{part!r}: write CLASS=WEIGHT, a weight of 0 to {bounds.MOST_WEIGHT:g}")
-        if name in dict(found[:-1]):
+        if name in dict(weights[:-1]):
             raise argparse.ArgumentTypeError(f"class {name!r} has two weights")
-    return found
+    return weights
 
 
 def _duration(text: str) -> float:
@@ -238,7 +244,7 @@ def _duration(text: str) -> float:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if duration_s <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no time at all")
+        raise argparse.ArgumentTypeError(f"{text} is not a duration above 0")
     return duration_s
 
 

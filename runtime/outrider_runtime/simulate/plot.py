@@ -1,4 +1,4 @@
-"""Speed-up and attainment by rate."""
+"""Plots speed-up and SLO attainment by rate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from outrider_runtime.simulate.comparison import OURS, PLAIN, PolicyFigures
 from outrider_runtime.simulate.simulated_deployment import Deployment
 
 
-def plot(path: Path, deployment: Deployment, found: Sequence[PolicyFigures]) -> Path | None:
-    """None where matplotlib is not installed."""
+def plot(path: Path, deployment: Deployment, figures: Sequence[PolicyFigures]) -> Path | None:
+    """Draw the plot; returns None if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -19,18 +19,18 @@ def plot(path: Path, deployment: Deployment, found: Sequence[PolicyFigures]) -> 
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    for policy in dict.fromkeys(one.policy for one in found):
-        own = [one for one in found if one.policy == policy]
+    for policy in dict.fromkeys(row.policy for row in figures):
+        own = [row for row in figures if row.policy == policy]
         width = 2.2 if policy == OURS else 1.0
-        left.plot([one.rate_per_s for one in own], [one.speedup for one in own], "o-", label=policy, linewidth=width)
-    left.set(xlabel="requests a second", ylabel="latency of plain decoding by this", title="speed-up")
+        left.plot([row.rate_per_s for row in own], [row.speedup for row in own], "o-", label=policy, linewidth=width)
+    left.set(xlabel="requests a second", ylabel="latency of plain decoding / latency", title="speed-up")
     left.legend(fontsize="small")
-    for number, one in enumerate(deployment.service.hot.slo_classes):
+    for number, slo_class in enumerate(deployment.service.hot.slo_classes):
         for policy, style in ((OURS, "o-"), (PLAIN, "o:")):
-            own = [row for row in found if row.policy == policy and row.attained[number] is not None]
+            own = [row for row in figures if row.policy == policy and row.attained[number] is not None]
             right.plot(
                 [row.rate_per_s for row in own], [row.attained[number] for row in own], style,
-                color=f"C{number}", label=f"{one.name}, {policy}",
+                color=f"C{number}", label=f"{slo_class.name}, {policy}",
             )  # fmt: skip
     right.set(xlabel="requests a second", title="share of requests that met their class", ylim=(-0.05, 1.05))
     if deployment.service.hot.slo_classes:

@@ -1,4 +1,4 @@
-"""What drafters proposed at every position of real answers, and how far the target agreed: recorded once, no text."""
+"""A recording: what drafters proposed at each position of real answers, and how much the target accepted; no text."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ def quantised(log_odds: NDArray[np.floating]) -> NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trees:
-    """A drafter's beam at every position: P positions, DEPTH depths, at each the WIDTH nodes of the likeliest paths,
-    likeliest first."""
+    """A drafter's beam at each of P positions: at each of DEPTH depths the WIDTH likeliest nodes, likeliest first."""
 
     parent: NDArray[np.int8]
-    """(P, DEPTH, WIDTH): the place of each node's parent at the depth before; 0 for the first depth."""
+    """(P, DEPTH, WIDTH): rank of each node's parent at the depth before; 0 for the first depth."""
     confidence: NDArray[np.int8]
     """(P, DEPTH, WIDTH): log-odds of the node given its parent (`quantised`)."""
     on_path: NDArray[np.int8]
-    """(P, DEPTH): the place of the node that the target takes, where it took one at every depth before; else
-    OFF_PATH."""
+    """(P, DEPTH): rank of the node that the target accepts, if it accepted one at each depth before; else OFF_PATH."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,25 +42,24 @@ class Recording:
     """Columns over positions; the answers' positions follow one another."""
 
     drafters: tuple[str, ...]
-    """`NAME/COVERAGE` is drafter NAME where its cache covers less than the whole text."""
+    """Names; `NAME/COVERAGE` is drafter NAME with a cache that covers less than the whole text."""
     groups: tuple[str, ...]
     group: NDArray[np.int16]
-    """(answers,) of the answer's prompt."""
+    """(answers,): group of the answer's prompt."""
     temperature: NDArray[np.float32]
     """(answers,)"""
     prompt_tokens: NDArray[np.int32]
     """(answers,)"""
     start: NDArray[np.int32]
-    """(answers + 1,) where each answer's positions begin."""
+    """(answers + 1,): first position of each answer."""
     depth: NDArray[np.int8]
-    """(drafters, positions) leading proposals that the target agreed with, DEPTH at most."""
+    """(drafters, positions): accepted length of the proposal, DEPTH at most."""
     proposed: NDArray[np.int8]
-    """(drafters, positions) proposals that there were: 0 where a lookup found nothing."""
+    """(drafters, positions): tokens proposed; 0 if a lookup found nothing."""
     confidence: NDArray[np.int8]
-    """(drafters, positions, DEPTH) what the drafter says of itself: a model's log-odds (`quantised`), a lookup's length
-    of match."""
+    """(drafters, positions, DEPTH): confidences: log-odds of a model (`quantised`), match lengths of a lookup."""
     trees: Mapping[str, Trees] = field(default_factory=dict)
-    """By drafter, of those that beams were recorded of."""
+    """Recorded beams, by drafter."""
 
     @property
     def answers(self) -> int:
@@ -81,12 +78,12 @@ _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed"
 
 @cache
 def shipped() -> Recording:
-    """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/how-to/simulate.md)."""
+    """Load the recording of SmolLM2-135M-Instruct and its drafters on Spec-Bench (docs/how-to/simulate.md)."""
     return load(FOLDER / "recordings" / "smollm2.npz")
 
 
 def load(path: Path) -> Recording:
-    """Raises OSError where there is no such file, ValueError where it is no recording."""
+    """Load a recording. Raises OSError if the file is missing, ValueError if it is not a recording."""
     with np.load(path, allow_pickle=False) as file:
         missing = {"drafters", "groups", *_ARRAYS} - set(file.files)
         if missing:
@@ -100,33 +97,37 @@ def load(path: Path) -> Recording:
 def for_pool(
     recording: Recording, recorded_as: Mapping[str, str], acceptance: Mapping[str, float | None], seed: int
 ) -> Recording:
-    """Under the names of a pool's drafters: `recorded_as` says whose proposals each makes, `acceptance` what it is
-    lifted to; None: as recorded. Two that are recorded as one are lifted apart."""
+    """Return the recording under the names of a pool's drafters.
+
+    recorded_as: name in the recording, by drafter. acceptance: acceptance rate that a drafter is lifted to; None: as
+    recorded. Two drafters with one recording are lifted independently.
+    """
     names: list[str] = []
-    columns: list[tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int8]]] = []
+    columns: list[tuple[NDArray[np.int8], ...]] = []
     for number, (drafter, source) in enumerate(recorded_as.items()):
         share = acceptance[drafter]
-        one = recording if share is None else lifted(recording, share, seed + number)
+        source_recording = recording if share is None else lifted(recording, share, seed + number)
         for column, name in enumerate(recording.drafters):
             base, slash, coverage = name.partition("/")
             if base == source:
                 names.append(drafter + slash + coverage)
-                columns.append((one.depth[column], one.proposed[column], one.confidence[column]))
+                lifted_columns = source_recording.depth, source_recording.proposed, source_recording.confidence
+                columns.append(tuple(part[column] for part in lifted_columns))
     depth, proposed, confidence = (np.array(part) for part in zip(*columns, strict=True))
     return replace(recording, drafters=tuple(names), depth=depth, proposed=proposed, confidence=confidence)
 
 
 STEEPNESS = 0.6
-"""How much of a drafter's confidence a lifted acceptance keeps: log-odds of acceptance by log-odds said."""
+"""Slope of a lifted acceptance: log-odds of acceptance / log-odds of the drafter's confidence."""
 LESS_COVERED = {"/no-prompt": 0.7, "/after-hole": 0.85}
-"""Of the lifted acceptance, where a head has read less."""
+"""Factor of the lifted acceptance for a head whose cache covers less."""
 
 
 def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
-    """The same answers and confidences, with another target: one that accepts so much of a model's first proposals.
+    """Make a synthetic recording: the same answers and confidences, with a target that accepts more or less.
 
-    A synthetic recording: each node is accepted with a probability that rises with its confidence, its mean over first
-    nodes `acceptance`. Lookups stay as they are.
+    Each node is accepted with a probability that rises with its confidence; its mean over first nodes is `acceptance`.
+    Lookups do not change.
     """
     rng = np.random.default_rng([seed, round(acceptance * 1000)])
     depth, trees = recording.depth.copy(), dict(recording.trees)
@@ -145,8 +146,11 @@ def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
 
 
 def _lifted_trees(trees: Trees, hits: NDArray[np.bool_], offset: float, rng: np.random.Generator) -> Trees:
-    """Only the true token moves, to rank 1: there as the chain's `hits` (P, DEPTH) say, and beside the chain as likely.
-    Where it does not, it is what was recorded; what was not recorded is drawn as often as it was where it was."""
+    """Move the accepted token to rank 1, and change nothing else.
+
+    On the chain it moves at `hits` (P, DEPTH), on other paths with the same probability. Where it does not move, it
+    stays as recorded; where nothing was recorded, it is drawn with the recorded frequency.
+    """
     shares = later_shares(trees)
     odds = trees.confidence.astype(np.float64) * (LOG_ODDS / 127)
     on_path = np.full_like(trees.on_path, OFF_PATH)
@@ -171,19 +175,19 @@ def _lifted_trees(trees: Trees, hits: NDArray[np.bool_], offset: float, rng: np.
 
 
 def _children(trees: Trees, depth: int, place: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P, WIDTH): nodes of a depth whose parent is at `place` (P,) of the depth before."""
+    """(P, WIDTH): nodes of a depth whose parent has rank `place` (P,) at the depth before."""
     if depth == 0:
         return np.ones(trees.parent.shape[::2], bool)
     return np.asarray(trees.parent[:, depth] == place[:, None])
 
 
 def _conditional(children: NDArray[np.bool_], odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(P, WIDTH): what the drafter says of each child but the first one, given that that is wrong; 0 for others."""
+    """(P, WIDTH): the drafter's P(child | the first child is wrong) of each later child; 0 for other nodes."""
     said, first = _sigmoid(odds), children.argmax(1)
     doubt = np.maximum(1 - said[np.arange(len(said)), first], 1e-4)
-    found = np.where(children, said / doubt[:, None], 0.0)
-    found[np.arange(len(said)), first] = 0.0
-    return found
+    conditional = np.where(children, said / doubt[:, None], 0.0)
+    conditional[np.arange(len(said)), first] = 0.0
+    return conditional
 
 
 def _rank(children: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -191,8 +195,10 @@ def _rank(children: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def later_shares(trees: Trees) -> NDArray[np.float64]:
-    """(WIDTH,): by rank among siblings, how often the target took a later child, by what its drafter said, where the
-    first one was wrong."""
+    """(WIDTH,): by rank among siblings, how often the target accepted a later child / the drafter's probability of it.
+
+    Only positions at which the first child was wrong count.
+    """
     odds = trees.confidence.astype(np.float64) * (LOG_ODDS / 127)
     said, took = np.full(trees.parent.shape[2], 1e-9), np.zeros(trees.parent.shape[2])
     place, alive = np.zeros(len(odds), np.int64), np.ones(len(odds), bool)
@@ -212,14 +218,14 @@ def later_shares(trees: Trees) -> NDArray[np.float64]:
 def _drawn_later(
     children: NDArray[np.bool_], odds: NDArray[np.float64], shares: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """(P,): a later child, or OFF_PATH."""
+    """(P,): draw a later child, or OFF_PATH."""
     chances = _conditional(children, odds) * np.where(children, shares[np.maximum(_rank(children), 0)], 0.0)
     above = rng.random(len(chances))[:, None] < chances.cumsum(1)
     return np.where(above.any(1), above.argmax(1), OFF_PATH)
 
 
 def _offset(odds: NDArray[np.float64], mean: float) -> float:
-    """What to add so that the mean probability is `mean`; bisection."""
+    """Find the offset with which the mean probability is `mean`, by bisection."""
     low, high = -40.0, 40.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""What came of it: a table on the terminal, a document and a plot in a folder."""
+"""Writes the results: a table on the terminal, a document and a plot in a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("req/s", "policy", "tokens/s", "latency", "speed-up", "TTFT", "TPOT p
 
 
 def print_setting(deployment: Deployment, load: str, out: TextIO) -> None:
-    """What is simulated and how its step times came about, before any figure."""
+    """Print what is simulated, and where its step times come from."""
     service, world = deployment.service, deployment.world
     lines = [
         f"{service.name}: {service.target} on {world.gpus} x {world.device}",
@@ -32,17 +32,17 @@ def print_setting(deployment: Deployment, load: str, out: TextIO) -> None:
 def _proposals(deployment: Deployment) -> str:
     shares = deployment.acceptance
     said = [
-        f"{one.name} "
-        + ("as recorded" if shares.get(one.name) is None else f"lifted to {shares[one.name]:g} (synthetic)")
-        for one in deployment.drafters
+        f"{drafter.name} "
+        + ("as recorded" if shares.get(drafter.name) is None else f"lifted to {shares[drafter.name]:g} (synthetic)")
+        for drafter in deployment.drafters
     ]
     return f"recorded from SmolLM2; {', '.join(said) or 'the pool is empty'} (--acceptance)"
 
 
-def print_table(deployment: Deployment, found: Sequence[PolicyFigures], out: TextIO) -> None:
-    """Then the crossover, where there are several rates."""
+def print_table(deployment: Deployment, figures: Sequence[PolicyFigures], out: TextIO) -> None:
+    """Print the figures, and the crossover if there are several rates."""
     classes = deployment.service.hot.slo_classes
-    rows = [(*COLUMNS, *(f"{one.name} met" for one in classes)), *(_cells(one) for one in found)]
+    rows = [(*COLUMNS, *(f"{slo_class.name} met" for slo_class in classes)), *(_cells(row) for row in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     out.write("\n")
     for row in rows:
@@ -51,30 +51,30 @@ def print_table(deployment: Deployment, found: Sequence[PolicyFigures], out: Tex
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         out.write("  ".join(cells).rstrip() + "\n")
-    if found[0].rate_per_s != found[-1].rate_per_s:
-        out.write(f"\n{crossover(found)}\n")
+    if figures[0].rate_per_s != figures[-1].rate_per_s:
+        out.write(f"\n{crossover(figures)}\n")
 
 
-def _cells(one: PolicyFigures) -> tuple[str, ...]:
-    p50_ms, p99_ms = 1e3 * one.tpot_p50_s, 1e3 * one.tpot_p99_s
+def _cells(row: PolicyFigures) -> tuple[str, ...]:
+    p50_ms, p99_ms = 1e3 * row.tpot_p50_s, 1e3 * row.tpot_p99_s
     return (
-        f"{one.rate_per_s:.3g}", one.policy, f"{one.goodput:.0f}", f"{one.latency_s:.2f} s", f"{one.speedup:.2f}x",
-        f"{one.ttft_s:.2f} s", f"{p50_ms:.1f} ms", f"{p99_ms:.1f} ms", f"{one.verified:.2f}",
-        *("-" if share is None else f"{share:.1%}" for share in one.attained),
+        f"{row.rate_per_s:.3g}", row.policy, f"{row.goodput:.0f}", f"{row.latency_s:.2f} s", f"{row.speedup:.2f}x",
+        f"{row.ttft_s:.2f} s", f"{p50_ms:.1f} ms", f"{p99_ms:.1f} ms", f"{row.verified:.2f}",
+        *("-" if share is None else f"{share:.1%}" for share in row.attained),
     )  # fmt: skip
 
 
-def write(folder: Path, deployment: Deployment, load: str, found: Sequence[PolicyFigures]) -> list[Path]:
-    """`simulation.json`, and `simulation.png` where matplotlib is installed; the folder is there. Raises OSError."""
+def write(folder: Path, deployment: Deployment, load: str, figures: Sequence[PolicyFigures]) -> list[Path]:
+    """Write `simulation.json` to an existing folder, and `simulation.png` with matplotlib. Raises OSError."""
     world = deployment.world
     document = {
         "service": deployment.service.name, "target": deployment.service.target,
         "stepTimes": {"origin": world.origin, "source": world.source, "derived": list(world.derived)},
         "acceptance": dict(deployment.acceptance), "load": load, "notices": list(deployment.notices),
-        "classes": [one.name for one in deployment.service.hot.slo_classes],
-        "figures": [asdict(one) for one in found], "crossover": crossover(found),
+        "classes": [slo_class.name for slo_class in deployment.service.hot.slo_classes],
+        "figures": [asdict(row) for row in figures], "crossover": crossover(figures),
     }  # fmt: skip
     path = folder / "simulation.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    picture = plot(folder / "simulation.png", deployment, found)
+    picture = plot(folder / "simulation.png", deployment, figures)
     return [path, picture] if picture else [path]

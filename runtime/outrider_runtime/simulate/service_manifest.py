@@ -1,4 +1,4 @@
-"""What a manifest asks for: its pool, SLO classes, speculation settings and engine limits."""
+"""The service of a manifest: its pool, SLO classes, speculation settings and engine limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRAITS = {
     SPARSE: Drafter(SPARSE, passes=True),
 }
 MOST_REQUESTS = 256
-"""vLLM's max_num_seqs where the manifest says nothing."""
+"""vLLM's default of max_num_seqs."""
 BUDGET, REQUESTS = "--max-num-batched-tokens", "--max-num-seqs"
 
 
@@ -48,9 +48,9 @@ class Member:
 
     drafter: Drafter
     recorded_as: str
-    """Whose proposals it makes, in the recording and in composed worlds."""
+    """Name of the drafter in the recording and in composed worlds."""
     model: str = ""
-    """Of a draft model."""
+    """Name of a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class Service:
     pool: tuple[Member, ...]
     hot: HotSettings
     default_class: int
-    """Position in the classes."""
+    """Position of the default class among the SLO classes."""
     learns: bool
-    """profiling.mode is Skip: the controller starts without a profile."""
+    """Whether profiling.mode is Skip, so that the controller starts without a profile."""
     limits: Limits
     longest_request: int | None
-    """maxModelLen."""
+    """maxModelLen, in tokens."""
     notices: tuple[str, ...]
-    """What the figures do not cover, in sentences."""
+    """Parts of the manifest that the figures do not cover, in sentences."""
 
 
 def read(manifest: Path) -> Service:
-    """Raises SimulationError for a manifest that is none, or that has nobody to simulate."""
+    """Read a manifest. Raises SimulationError if it is invalid, or has a drafter that cannot be simulated."""
     try:
         service = read_service(manifest)
     except LocalManifestError as error:
@@ -117,7 +117,7 @@ def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
 
 
 def _limits(extra_args: list[str]) -> Limits:
-    arguments = dict(one.split("=", 1) for one in normalised_arguments(extra_args) if "=" in one)
+    arguments = dict(argument.split("=", 1) for argument in normalised_arguments(extra_args) if "=" in argument)
     budget = _number(arguments, BUDGET, Limits().token_budget, LEAST_STEP_TOKENS, MOST_TOKENS)
     requests = _number(arguments, REQUESTS, min(MOST_REQUESTS, budget), 1, MOST_AT_ONCE)
     if requests > budget:
@@ -135,23 +135,23 @@ def _number(arguments: dict[str, str], flag: str, default: int, least: int, most
 
 
 def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
-    found = []
+    notices = []
     if spec.replicas > 1:
-        found.append(f"one pod is simulated, and the load is one pod's; the service has {spec.replicas} replicas.")
+        notices.append(f"one pod is simulated, and the load is one pod's; the service has {spec.replicas} replicas.")
     if spec.speculation.max_draft_tokens > DEPTH:
-        found.append(f"proposals are recorded up to {DEPTH} tokens; maxDraftTokens counts as {DEPTH}.")
-    found += [
+        notices.append(f"proposals are recorded up to {DEPTH} tokens; maxDraftTokens counts as {DEPTH}.")
+    notices += [
         f"drafter {entry.name!r} is as fast as its window makes it, and as often right as with any other window: "
         "proposals over 4 first and 64 last tokens were recorded."
         for entry in spec.draft_pool
         if entry.method is DraftMethod.SPARSE_SELF
     ]
-    found += [
+    notices += [
         f"drafter {entry.name!r} is as fast as its window makes it, and as often right as over the whole context."
         for entry in spec.draft_pool
         if entry.draft_model is not None and entry.draft_model.window_tokens is not None
     ]
-    found += [
+    notices += [
         f"drafter {entry.name!r} is as fast and as often right as an EAGLE head: no MTP layer was recorded."
         for entry in spec.draft_pool
         if entry.method is DraftMethod.MTP
@@ -163,5 +163,5 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
     ]
     heads = [entry.name for entry in spec.draft_pool if RECORDED_AS.get(entry.method) == EAGLE]
     if len(heads) > 1:
-        found.append(f"one EAGLE head is recorded: {', '.join(heads)} are derived from it, each lifted apart.")
-    return found
+        notices.append(f"one EAGLE head is recorded: {', '.join(heads)} are derived from it, each lifted apart.")
+    return notices

@@ -1,4 +1,4 @@
-"""A service on hardware: what its steps cost, and what its drafters propose."""
+"""A service on hardware: its step times, and the recorded proposals of its drafters."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from outrider_runtime.simulate.worlds.shapes import ModelShape
 from outrider_runtime.simulate.worlds.world import BlockPass, DrafterTimes, Passes, World
 
 DEFAULT_ACCEPTANCE = 0.7
-"""TurboSpec, section 3: typical for drafts of Llama models."""
+"""Acceptance rate that is typical for drafts of Llama models (TurboSpec, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deployment:
     service: Service
     world: World
-    """Its drafters under the pool's names."""
+    """Step times, with drafters under the pool's names."""
     recording: Recording
-    """Its drafters too."""
+    """Proposals, with drafters under the pool's names."""
     drafters: tuple[Drafter, ...]
-    """Those of the pool whose step times are known."""
+    """Drafters of the pool whose step times are known."""
     acceptance: Mapping[str, float | None]
-    """By drafter with a model: what its first proposals are lifted to; None: as recorded."""
+    """Acceptance rate of first proposals, by drafter with a model; None: as recorded."""
     limits: Limits
     notices: tuple[str, ...]
 
 
 def on_system(service: Service, system: str) -> World:
-    """Step times of the service's models on a system that NVIDIA measured: from those that ship, else composed.
+    """Return step times on a system that NVIDIA measured: a shipped world if one fits, else a composed one.
 
-    Raises SimulationError for what cannot be composed.
+    Raises SimulationError if they cannot be composed.
     """
     recipe = Recipe(service.name, system, service.gpus, shape_of(service.target), service.target, _drafts(service))
-    shipped = next((one for one in RECIPES if one.covers(recipe)), None)
+    shipped = next((candidate for candidate in RECIPES if candidate.covers(recipe)), None)
     return worlds.load(shipped.name) if shipped else worlds.parsed(compose(recipe))
 
 
 def as_profiled(name_or_file: str) -> World:
-    """A world that ships, or what outrider-profile measured. Raises SimulationError for neither."""
+    """Load a shipped world, or a result of outrider-profile. Raises SimulationError for anything else."""
     path = Path(name_or_file)
     return profiled.load(path) if path.is_file() else worlds.load(name_or_file)
 
 
 def deployed(service: Service, world: World, acceptance: Mapping[str, float | None]) -> Deployment:
-    """`acceptance` by drafter; who is not in it counts as lifted to DEFAULT_ACCEPTANCE.
+    """Put a service on hardware. acceptance: by drafter; the default is DEFAULT_ACCEPTANCE.
 
-    Raises SimulationError where the world knows none of the pool's drafters, or one in `acceptance` is not there.
+    Raises SimulationError if the world has none of the pool's drafters, or `acceptance` names an unknown drafter.
     """
     parts = _parts(service, world)
     pool = [member for member in service.pool if parts[member.drafter.name] in world.drafters]
@@ -85,15 +85,17 @@ def deployed(service: Service, world: World, acceptance: Mapping[str, float | No
 
 
 def _drafts(service: Service) -> dict[str, ModelShape]:
-    """Shapes of the pool's draft models, by the names that a composed world gives them."""
+    """Return the shapes of the pool's draft models, by their names in a composed world."""
     models = [member for member in service.pool if member.recorded_as == DRAFT]
     return {_draft_name(number): shape_of(member.model) for number, member in enumerate(models)}
 
 
 def _times(member: Member, world: World, parts: Mapping[str, str], most: int) -> DrafterTimes:
-    """most: draft tokens, without the drafter's own limit."""
+    """Return a drafter's times. most: longest draft, apart from the drafter's own limit."""
     times, limit = world.drafters[parts[member.drafter.name]], member.drafter.most_tokens
-    if member.drafter.is_block and isinstance(times, Passes):  # of an EAGLE head; a profile has the block's own
+    if member.drafter.is_block and isinstance(
+        times, Passes
+    ):  # composed as an EAGLE head; a profile has the block drafter itself
         return BlockPass(times, 1 + (most if limit is None else min(most, limit)))
     return times
 
@@ -103,7 +105,7 @@ def _draft_name(number: int) -> str:
 
 
 def _parts(service: Service, world: World) -> dict[str, str]:
-    """The world's names of the pool's drafters: a measured one has the pool's own, another one the methods'."""
+    """Return the names of the pool's drafters in the world: the pool's in a measured world, else the methods'."""
     if world.origin == "measured":
         return {member.drafter.name: member.drafter.name for member in service.pool}
     models = [member for member in service.pool if member.recorded_as == DRAFT]
@@ -123,12 +125,12 @@ def _check(acceptance: Mapping[str, float | None], names: list[str]) -> None:
 
 
 def _differences(service: Service, world: World) -> list[str]:
-    found = []
+    notices = []
     if world.origin != "composed" and world.model.rpartition("/")[2].lower() not in service.target.lower():
-        found.append(f"the manifest's target is {service.target}; the step times are those of {world.model}.")
+        notices.append(f"the manifest's target is {service.target}; the step times are those of {world.model}.")
     if world.gpus != service.gpus:
-        found.append(f"the manifest splits the target over {service.gpus}; the step times are those of {world.gpus}.")
-    return found
+        notices.append(f"the manifest splits the target over {service.gpus}; the step times are those of {world.gpus}.")
+    return notices
 
 
 def _left_out(name: str, world: World) -> str:
@@ -136,4 +138,4 @@ def _left_out(name: str, world: World) -> str:
 
 
 def _listed(names: Mapping[str, object] | list[str]) -> str:
-    return ", ".join(names) or "nobody"
+    return ", ".join(names) or "none"

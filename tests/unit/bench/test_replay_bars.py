@@ -171,9 +171,11 @@ def test_a_static_load_is_judged_after_each_clients_first_request():
     engine = ReplayEngine(setting(case, plain()), load, Fixed(pool(case)))
     engine.run()
     first_s = engine.requests.done_s[:4].max()
-    served = [at > first_s and requests == 4 for at, requests in zip(engine.log.now, engine.log.requests, strict=True)]
+    served = [
+        at > first_s and requests == 4 for at, requests in zip(engine.log.output_at_s, engine.log.requests, strict=True)
+    ]
     last = max(place for place, there in enumerate(served) if there) + 1
-    inside = [place for place in range(last) if engine.log.now[place] > first_s]
+    inside = [place for place in range(last) if engine.log.output_at_s[place] > first_s]
     expected = sum(engine.log.tokens[place] for place in inside) / sum(engine.log.step_s[place] for place in inside)
     assert run(case, plain(), load, 0).goodput == pytest.approx(expected)
 

@@ -12,7 +12,7 @@ from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.simulate import comparison, load, service_manifest, simulated_deployment
 from outrider_runtime.simulate.comparison import PolicyFigures
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
+from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
 from outrider_runtime.simulate.replay.workload import Lengths
 from outrider_runtime.simulate.service_manifest import Member, Service
 from outrider_runtime.simulate.worlds.named_models import shape_of
@@ -64,9 +64,9 @@ def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, mon
     pair = simulated_deployment.deployed(
         with_pool(asked, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9}
     )
-    hazards = [mean_hazards(pair.recording, name)[0] for name in ("poor", "good")]
+    hazards = [mean_acceptance_rates(pair.recording, name)[0] for name in ("poor", "good")]
     assert hazards == pytest.approx([0.2, 0.9], abs=0.08)
-    requests = load.at_rate(pair, load.Wanted(Lengths(60, 64), 1.0, {}, 0), 4.0)
+    requests = load.at_rate(pair, load.LoadOptions(Lengths(60, 64), 1.0, {}, 0), 4.0)
     rows = comparison.compared(pair, requests, 4.0, comparison.policies(pair, 0, statics=True))
     by_policy = {row.policy: row for row in rows}
     assert by_policy["good, k = 3"].speedup > by_policy["poor, k = 3"].speedup
@@ -79,7 +79,7 @@ def test_a_pool_of_every_kind_runs(asked, monkeypatch):
     pool = with_pool(asked, head="eagle", small="draft", ngram="lookup")
     mixed = simulated_deployment.deployed(pool, simulated_deployment.on_system(pool, "h200_sxm"), {})
     assert not mixed.notices
-    requests = load.at_rate(mixed, load.Wanted(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
+    requests = load.at_rate(mixed, load.LoadOptions(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
     assert (requests.slo_class == 0).all()
     for row in comparison.compared(mixed, requests, 40.0, comparison.policies(mixed, 0, statics=False)):
         assert row.attained[1] is None
@@ -91,7 +91,7 @@ def test_under_overload_ours_lets_in_the_tight_class_first(asked, monkeypatch):
     classes = (SLOClass("tight", 0.05, 0.5), SLOClass("loose", 0.2))
     none = with_pool(dataclasses.replace(asked, hot=dataclasses.replace(asked.hot, slo_classes=classes)))
     plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
-    requests = load.at_rate(plain, load.Wanted(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0)
+    requests = load.at_rate(plain, load.LoadOptions(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0)
     ours, other = comparison.compared(plain, requests, 80.0, comparison.policies(plain, 0, statics=False))
     (mine, _), (theirs, _) = ours.attained, other.attained
     assert mine is not None
@@ -103,7 +103,7 @@ def test_an_empty_pool_is_plain_decoding(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     none = dataclasses.replace(with_pool(asked), hot=dataclasses.replace(asked.hot, slo_classes=()))
     plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
-    requests = load.at_rate(plain, load.Wanted(Lengths(60, 16), 1.0, {}, 0), 4.0)
+    requests = load.at_rate(plain, load.LoadOptions(Lengths(60, 16), 1.0, {}, 0), 4.0)
     ours, other = comparison.compared(plain, requests, 4.0, comparison.policies(plain, 0, statics=True))
     assert ours.latency_s == pytest.approx(other.latency_s, rel=1e-3)
 
@@ -137,7 +137,7 @@ def test_what_the_figures_do_not_cover_is_said(asked):
 def test_rates_go_by_what_plain_decoding_finishes(asked):
     """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
     on_h100 = simulated_deployment.deployed(asked, simulated_deployment.on_system(asked, "h100_sxm"), {})
-    wanted = load.Wanted(Lengths(700, 64), 10.0, {}, 0)
+    wanted = load.LoadOptions(Lengths(700, 64), 10.0, {}, 0)
     *_, fastest = load.rates(on_h100, wanted)
 
     def ttft_s(rate: float) -> float:

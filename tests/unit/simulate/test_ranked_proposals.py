@@ -17,7 +17,7 @@ from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
 from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.ranked_proposals import LEAST_CHANCE, acceptance, verification_lengths
+from outrider_runtime.simulate.replay.ranked_proposals import MIN_ACCEPTANCE, acceptance, verification_lengths
 from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
 from outrider_runtime.simulate.worlds import world as worlds
@@ -46,7 +46,7 @@ def test_acceptance_of_no_proposal_is_nothing():
     assert chances[0] == pytest.approx([0.574, 0.0], abs=1e-3)
     assert not chances[1].any()
     sure_of_no = acceptance(np.array([2]), np.array([0]), quanta[1:], Calibrator(2, 2).current)
-    assert (sure_of_no >= LEAST_CHANCE).all()
+    assert (sure_of_no >= MIN_ACCEPTANCE).all()
 
 
 def served(load: Workload) -> tuple[ReplayEngine, list[VerifyPlan]]:

@@ -19,7 +19,7 @@ from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
 from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.recorded_proposals import mean_hazards
+from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
 from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
 from outrider_runtime.simulate.worlds import world as worlds
@@ -132,7 +132,7 @@ def test_the_target_accepts_as_often_as_it_was_recorded():
     """Accepted by verified at k = 1 is the recording's first hazard, of the answers that were replayed."""
     load = static(24)
     log = ran(Fixed(POOL, 0, 1), load).log
-    expected = mean_hazards(LIFTED, "eagle")[0]
+    expected = mean_acceptance_rates(LIFTED, "eagle")[0]
     assert sum(log.accepted) / sum(log.verified) == pytest.approx(expected, abs=0.06)
 
 
@@ -171,8 +171,8 @@ def test_a_tuned_table_speculates_less_as_the_batch_grows():
 def test_lifted_recordings_accept_what_they_are_named_after():
     for share in (0.5, 0.7, 0.9):
         lifted = recordings.lifted(RECORDED, share, seed=1)
-        assert mean_hazards(lifted, "eagle")[0] == pytest.approx(share, abs=0.06)
-        assert mean_hazards(lifted, "eagle/no-prompt")[0] < mean_hazards(lifted, "eagle")[0]
+        assert mean_acceptance_rates(lifted, "eagle")[0] == pytest.approx(share, abs=0.06)
+        assert mean_acceptance_rates(lifted, "eagle/no-prompt")[0] < mean_acceptance_rates(lifted, "eagle")[0]
         assert (
             lifted.depth[lifted.drafters.index("lookup")] == RECORDED.depth[RECORDED.drafters.index("lookup")]
         ).all()

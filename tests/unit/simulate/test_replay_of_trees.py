@@ -99,7 +99,7 @@ def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
         engine = ReplayEngine(Setting(WORLD, LIFTED, (EAGLE,), Limits(), bundled=True), load, policy)
         engine.run()
         assert sum(engine.log.tokens) == load.output.sum()
-        steps[name] = len(engine.log.now)
+        steps[name] = len(engine.log.output_at_s)
     assert steps["tree"] < steps["chain"]
 
 

@@ -64,7 +64,7 @@ def test_a_varlen_step_costs_more_with_flash_attention_2(name, more_ms):
     """It runs in pieces, with attention between graphs; FlashAttention 3 has a whole graph for any lengths."""
     world = load(name)
     even = Pass(96, 32, 500, 96)
-    varlen = replace(even, even=False)
+    varlen = replace(even, uniform=False)
     assert 1e3 * (world.target_s(varlen) - world.target_s(even)) == pytest.approx(more_ms)
     assert world.takes_any_lengths == (more_ms == 0.0)
 
@@ -72,7 +72,7 @@ def test_a_varlen_step_costs_more_with_flash_attention_2(name, more_ms):
 def test_a_varlen_step_with_a_prompt_pays_for_its_pieces_once():
     world = load("llama-3.1-8b-a100")
     step = Pass(196, 32, 500, 97, ((100, 0),))
-    assert world.target_s(replace(step, even=False)) == world.target_s(step)
+    assert world.target_s(replace(step, uniform=False)) == world.target_s(step)
 
 
 def test_a_profile_of_flash_attention_2_tells_varlen_steps_apart():
@@ -105,7 +105,7 @@ def test_a_measured_world_costs_what_its_profile_says():
     assert world.target_s(Pass(8, 8, 300, 8)) == pytest.approx(plain_s)
     prompt_s = ragged["constant_s"] + 64 * ragged["per_batched_token_s"] + ragged["per_request_s"]
     assert world.target_s(Pass(64, 0, 0, 1, ((64, 0),))) == pytest.approx(prompt_s)
-    uneven = Pass(8, 4, 300, 8, even=False)
+    uneven = Pass(8, 4, 300, 8, uniform=False)
     assert world.target_s(uneven) != pytest.approx(world.target_s(Pass(8, 4, 300, 8)))
 
 

@@ -1,4 +1,4 @@
-"""A recorded beam as narrower and shallower ones. Shapes: N requests, K depths, W places at a depth, M nodes."""
+"""Narrower and shallower beams, cut from a recorded one. Shapes: N requests, K depths, W ranks at a depth, M nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outrider_runtime.simulate.recording import LOG_ODDS, Trees
 
 
 class Table(NamedTuple):
-    """Proposals of N requests by depth and place; all (N, K, W)."""
+    """Proposals of N requests by depth and rank; all (N, K, W)."""
 
     there: Bools
     parent: Ints
-    """The place at the depth before; 0 for the first depth."""
+    """Rank of the parent at the depth before; 0 for the first depth."""
     confidence: Floats
     right: Bools
-    """On the way that the target takes."""
+    """Whether the target accepts the node, after all nodes before it."""
 
     @property
     def nodes(self) -> tuple[Ints, Ints, Ints, Ints, Floats]:
@@ -34,19 +34,19 @@ class Table(NamedTuple):
 
 
 def ranks(request: Ints, parent: Ints) -> Ints:
-    """(M,): how many children of its parent stand before each node."""
+    """(M,): number of siblings before each node."""
     key = request * (len(parent) + 1) + parent + 1
     order = np.argsort(key, kind="stable")
     of_key = key[order]
     first = np.concatenate(([True], of_key[1:] != of_key[:-1]))[: len(key)]
     begins = np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))
-    found = np.empty(len(key), np.int64)
-    found[order] = np.arange(len(key)) - begins
-    return found
+    siblings_before = np.empty(len(key), np.int64)
+    siblings_before[order] = np.arange(len(key)) - begins
+    return siblings_before
 
 
 class RecordedBeams:
-    """Of one drafter. P positions of the recording."""
+    """Recorded beams of one drafter, at P positions of the recording."""
 
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
@@ -54,24 +54,28 @@ class RecordedBeams:
 
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
-        """(W+1, P, K, W): the nodes of a beam of each width: at each depth the likeliest of those recorded whose
-        parents are in it, and the greedy chain. Where the wide beam spent its places on others, a narrow one is
-        recorded thinner than it would have been."""
+        """(W+1, P, K, W): nodes of a beam of each width.
+
+        A depth has the likeliest recorded nodes whose parents are in the beam, and the greedy chain. A narrow beam may
+        have fewer nodes than a real one, since the recorded wide beam kept other nodes.
+        """
         parent = self._trees.parent.astype(np.int64)
-        found = np.zeros((self.widest + 1, *parent.shape), bool)
+        in_beam = np.zeros((self.widest + 1, *parent.shape), bool)
         for width in range(1, self.widest + 1):
-            found[width, :, 0, :width] = True
+            in_beam[width, :, 0, :width] = True
             chain = np.zeros(len(parent), np.int64)
             for depth in range(1, parent.shape[1]):
-                hangs = np.take_along_axis(found[width, :, depth - 1], parent[:, depth], 1)
+                has_parent = np.take_along_axis(in_beam[width, :, depth - 1], parent[:, depth], 1)
                 chain = (parent[:, depth] == chain[:, None]).argmax(1)
                 is_chain = np.arange(self.widest) == chain[:, None]
-                ahead = np.where(is_chain, 0, np.where(chain[:, None] < width, hangs.cumsum(1), 1 + hangs.cumsum(1)))
-                found[width, :, depth] = hangs & (ahead <= width)
-        return found
+                ahead = np.where(
+                    is_chain, 0, np.where(chain[:, None] < width, has_parent.cumsum(1), 1 + has_parent.cumsum(1))
+                )
+                in_beam[width, :, depth] = has_parent & (ahead <= width)
+        return in_beam
 
     def table(self, at: Ints, lengths: Ints, width: int) -> Table:
-        """At N positions `at`, cut to `lengths` (N,)."""
+        """Return the beams of a width at N positions `at`, cut to `lengths` (N,)."""
         trees, depths = self._trees, self._trees.parent.shape[1]
         there = self.kept[width, at] & (np.arange(depths) < lengths[:, None])[:, :, None]
         right = trees.on_path[at][:, :, None] == np.arange(self.widest)

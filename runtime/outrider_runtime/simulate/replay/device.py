@@ -1,4 +1,4 @@
-"""What runs a step that somebody has scheduled: a target and its drafters, as recorded, at a world's times."""
+"""A simulated device: runs scheduled steps of a target and its drafters, as recorded, with a world's step times."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from outrider_runtime.simulate.replay.workload import Ints
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 CATCH_UP_TOKENS = 16
-"""A draft that is fed more of a decoding request than this attends as to a prompt."""
+"""A draft that catches up on more tokens of a decoding request is timed like a prefill."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceStep:
-    """What came of a step."""
+    """Times and results of a step."""
 
     target_s: float
     draft_s: dict[int, float]
-    """Of each drafter that ran, by number."""
+    """Seconds of each drafter that ran, by number."""
     accepted: Ints
-    """(N,) of the proposals that the target scored."""
+    """(N,): accepted proposals."""
     tokens: Ints
-    """(N,) of the answer."""
+    """(N,): output tokens."""
 
     @property
     def seconds(self) -> float:
         return self.target_s + sum(self.draft_s.values())
 
     def each_draft_s(self, drafters: int) -> NDArray[np.float64]:
-        """(drafters,); NaN: it did not run."""
+        """(drafters,): seconds of each drafter; NaN: it did not run."""
         return np.array([self.draft_s.get(number, np.nan) for number in range(drafters)])
 
 
 class Device:
-    """D drafters in the pool's order, N requests of a step."""
+    """Runs steps. D drafters in the pool's order, N requests of a step."""
 
     def __init__(
         self, world: World, recording: Recording, drafters: Sequence[Drafter], requests: ReplayRequests
@@ -60,10 +60,12 @@ class Device:
     def run(
         self, books: Books, tokens: Ints, verified: Ints, accepted: Ints, plan: DraftPlan, fed: Ints
     ) -> DeviceStep:  # fmt: skip
-        """tokens (N,): of the step, verified (N,) of them proposals, accepted (N,) of those; fed (D, N): tokens that
-        each drafter runs over. At the end the plan's drafters propose. The books of the requests go on, but for the
-        time."""
-        one, draft_s = _target_pass(books, tokens), self._draft_s(plan, books, fed)
+        """Run a step; at its end the plan's drafters propose. It updates the requests, except for their times.
+
+        tokens: (N,), tokens of the step. verified: (N,), proposals among them. accepted: (N,), accepted proposals among
+        those. fed: (D, N), tokens that each drafter processes.
+        """
+        target_pass, draft_s = _target_pass(books, tokens), self._draft_s(plan, books, fed)
         accepted = np.where(books.decodes, accepted, 0)
         committed = tokens - verified + accepted
         self.caches.feed(books, fed, np.where(books.decodes, 0, tokens), committed)
@@ -72,26 +74,26 @@ class Device:
         if plan.passes.any():
             after = self.requests.of(books.rows)
             self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
-        return DeviceStep(self.world.target_s(one), draft_s, accepted, made)
+        return DeviceStep(self.world.target_s(target_pass), draft_s, accepted, made)
 
     def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
         seconds = {}
         for number, passes in enumerate(plan.passes.tolist()):
-            asks = (plan.asked == number).any(0) & (passes > 0)
-            asked, drafter = int(np.count_nonzero(asks)), self.drafters[number]
-            if asked or fed[number].any():
-                requests = int(np.count_nonzero(books.decodes)) if drafter.stands_in else asked
+            proposes = (plan.asked == number).any(0) & (passes > 0)
+            drafted, drafter = int(np.count_nonzero(proposes)), self.drafters[number]
+            if drafted or fed[number].any():
+                requests = int(np.count_nonzero(books.decodes)) if drafter.stands_in else drafted
                 if drafter.is_target:
-                    context = books.context[asks]
+                    context = books.context[proposes]
                     read, whole = _read(context, drafter.kv_budget), _read(context, None)
-                    one = Pass(asked, asked, read, asked, whole_context=whole)
+                    first_pass = Pass(drafted, drafted, read, drafted, whole_context=whole)
                 else:
-                    one = _draft_pass(books, fed[number], requests, drafter.kv_budget)
-                seconds[number] = self.world.draft_s(drafter.name, one, passes, int(plan.widths[number]))
+                    first_pass = _draft_pass(books, fed[number], requests, drafter.kv_budget)
+                seconds[number] = self.world.draft_s(drafter.name, first_pass, passes, int(plan.widths[number]))
         return seconds
 
     def _advance(self, books: Books, tokens: Ints, committed: Ints, accepted: Ints) -> Ints:
-        """(N,) tokens of the answers; a request whose prompt is not read to its end gets none."""
+        """(N,): output tokens; a request in prefill gets none."""
         self.requests.context[books.rows] = books.context + committed
         yields = books.decodes | (tokens == books.todo)
         made = np.where(yields, np.minimum(1 + accepted, books.left), 0)
@@ -112,12 +114,14 @@ def _target_pass(books: Books, tokens: Ints) -> Pass:
     return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
 
 
-def _draft_pass(books: Books, fed: Ints, asked: int, budget: int | None) -> Pass:
-    """The first pass: over `fed` (N,); attention as to a prompt where that is more than a step's tokens."""
+def _draft_pass(books: Books, fed: Ints, requests: int, budget: int | None) -> Pass:
+    """Make the first pass of a drafter over `fed` (N,) tokens; large ones are timed like a prefill."""
     long = ((fed > 0) & (~books.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
     prefix = np.maximum(0, books.context[long] - fed[long])
     chunks = list(zip(fed[long].tolist(), _bounded(prefix, budget).tolist(), strict=True))
-    return Pass(max(int(fed.sum()), asked), asked, _read(books.context[books.decodes], budget), max(asked, 1), chunks)
+    return Pass(
+        max(int(fed.sum()), requests), requests, _read(books.context[books.decodes], budget), max(requests, 1), chunks,
+    )  # fmt: skip
 
 
 def _bounded(context: Ints, budget: int | None) -> Ints:
@@ -125,11 +129,11 @@ def _bounded(context: Ints, budget: int | None) -> Ints:
 
 
 def _read(context: Ints, budget: int | None) -> float:
-    """Cached tokens of a request that a pass reads, on average."""
+    """Return the mean number of cached tokens that a pass reads per request."""
     return float(_bounded(context, budget).mean()) if len(context) else 0.0
 
 
 def _decoding(books: Books) -> tuple[int, float]:
-    """Requests that decode, and their mean context."""
+    """Return the number of decoding requests, and their mean context."""
     requests = int(np.count_nonzero(books.decodes))
     return requests, float((books.context * books.decodes).sum()) / requests if requests else 0.0

@@ -1,4 +1,4 @@
-"""A simulated engine's steps, as vLLM's: schedule, run, propose, observe."""
+"""A simulated engine with the steps of vLLM: schedule, run, propose, observe."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
 
 STEPS_IN_FLIGHT = 2
-"""Scheduled steps without an output, at most: vLLM's batch queue in asynchronous scheduling."""
+"""Most scheduled steps without an output, as in vLLM's batch queue in asynchronous scheduling."""
 
 
 class Policy(Protocol):
-    """What decides: `control.controller.Controller`, or anything with its calls."""
+    """Makes the decisions: `control.controller.Controller`, or an object with the same methods."""
 
     def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan: ...
     def plan_draft(self, batch: Batch) -> DraftPlan: ...
@@ -39,7 +39,7 @@ class Policy(Protocol):
 
 
 class OnDevice(Protocol):
-    """What the device decides when a step runs: which draft tokens of those that were scheduled the target scores."""
+    """Decides on the device, when a step runs, which scheduled draft tokens the target scores."""
 
     def keep(self, slots: Ints, others: Ints, scheduled: Ints, sampling: int) -> Ints: ...
     def step(self, slots: Ints, accepted: Ints, verified: Ints, log_odds: Floats) -> None: ...
@@ -47,35 +47,42 @@ class OnDevice(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """What a policy cannot change."""
+    """The parts of a simulation that the policy cannot change."""
 
     world: World
     recording: Recording
     drafters: tuple[Drafter, ...]
-    """The pool, in its order; each a drafter of the world and of the recording."""
+    """Drafters of the pool, in its order; each is in the world and in the recording."""
     limits: Limits
     decision_us: tuple[tuple[int, float], ...] = ((1, 0.0),)
-    """What two decisions and an observation cost, by batch; straight between."""
+    """(batch size, microseconds) of two decisions and an observation; interpolated linearly."""
     asynchronous: bool = True
-    """A step is scheduled while the one before it runs, as vLLM does on GPUs."""
+    """Whether a step is scheduled while the one before it runs, as vLLM does on GPUs."""
     device_ranks: bool = False
-    """The device chooses the proposals that are verified, where the policy's plans order it (`RankedProposals`)."""
+    """Whether the device chooses the proposals to verify, if the policy's plans order it (`RankedProposals`)."""
     patience_s: tuple[float, ...] = ()
-    """How long a request of each SLO class may wait: those due first are let in first, and the policy is told of them.
-    Empty: first come, first served."""
+    """How long a request of each SLO class may wait. Requests are admitted by deadline, and the policy knows the next.
+
+    Empty: first come, first served.
+    """
     confidences: bool = True
-    """A synchronous policy knows how sure drafters are of the proposals that wait. The loop in vLLM knows what the
-    worker reports: a lookup's matches, and of models where the device ranks."""
+    """Whether a synchronous policy knows the confidences of pending proposals.
+
+    The loop in vLLM knows those that the worker reports: match lengths of lookups, and confidences of models if the
+    device ranks.
+    """
     bundled: bool = False
-    """The bundled engine: it knows its proposals, so what the target draws behind an accepted node tells of those, too,
-    that it did not score."""
+    """Whether the engine is the bundled one, which knows its proposals.
+
+    Then the target's token after an accepted node is also a trial of nodes that it did not score.
+    """
 
 
 @dataclass(slots=True)
 class Log:
     """A few numbers of each step."""
 
-    now: list[float] = field(default_factory=list)
+    output_at_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
@@ -95,12 +102,12 @@ class ReplayEngine:
     def __init__(self, setting: Setting, load: Workload, policy: Policy) -> None:
         self.setting, self.policy = setting, policy
         self.requests = ReplayRequests(load)
-        """What the scheduler knows of them."""
+        """The scheduler's view of the requests."""
         self.log = Log()
         self.now = 0.0
         """The host's clock."""
         self._scheduler = Scheduler(self.requests, setting.limits)
-        # vLLM's drafters know no end of an answer, and in asynchronous scheduling a step may run beyond it.
+        # vLLM's drafters do not know where an answer ends, and asynchronous steps may run beyond its end.
         on_device = ReplayRequests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
         self._device = Device(setting.world, setting.recording, setting.drafters, on_device)
         self._on_device: OnDevice | None = getattr(policy, "on_device", None)
@@ -111,14 +118,14 @@ class ReplayEngine:
         self._in_flight: deque[Flight] = deque()
         """Steps whose output has not arrived, the oldest first."""
         self._unobserved: dict[int, Flight] = {}
-        """Steps by number."""
+        """Steps that the policy has not observed, by number."""
         self._unreported: list[Flight] = []
         """Steps whose reports on drafting come with the next output."""
         self._leaving: deque[tuple[int, int]] = deque()
         """(last step, slot) of requests that are done or preempted, the oldest first."""
         self._number = 0
         self._free_at = 0.0
-        """When the device has run all that was scheduled."""
+        """Time at which the device has run all scheduled steps."""
         self._last_output_at = 0.0
         self._next = 0
         self._decision = tuple(zip(*setting.decision_us, strict=True))
@@ -126,12 +133,12 @@ class ReplayEngine:
         """Seconds of each class; the last entry is for requests without a class."""
 
     def run(self, until_s: float = np.inf) -> None:
-        """Until every request is finished, or the clock says so."""
+        """Run until every request has finished, or until a time."""
         while self.now < until_s and self.advance():
             pass
 
     def advance(self) -> bool:
-        """One turn of vLLM's engine core, or the wait for the next request; False when there is nothing more to do."""
+        """Run one iteration of vLLM's engine core, or wait for the next request. Returns False at the end."""
         self._arrive()
         if len(self._scheduler.running) or self._scheduler.waiting:
             if self._schedule() and self.setting.asynchronous and len(self._in_flight) < STEPS_IN_FLIGHT:
@@ -145,7 +152,7 @@ class ReplayEngine:
         return True
 
     def lengthen(self, rows: Rows, tokens: Ints) -> None:
-        """Adds `tokens` (N,) to the prompts of requests, as if they had been computed."""
+        """Add `tokens` (N,) to the prompts of requests, as if they had been computed."""
         for requests in (self.requests, self._device.requests):
             requests.context[rows] += tokens
             requests.prompt[rows] += tokens
@@ -165,7 +172,7 @@ class ReplayEngine:
     # -- schedule -------------------------------------------------------------------------------------------------
 
     def _schedule(self) -> bool:
-        """Whether there was anything to schedule."""
+        """Schedule a step. Returns whether there was anything to schedule."""
         scheduled_at = self.now
         running = self.requests.of(self._scheduler.running)
         proposals = self._proposals_for(running)
@@ -188,7 +195,7 @@ class ReplayEngine:
         return True
 
     def _proposals_for(self, books: Books) -> PendingProposals:
-        """What the scheduler knows of the proposals that wait for the next step."""
+        """Return the scheduler's view of the pending proposals."""
         self._proposals.cut(books.slot, np.where(books.decodes, DEPTH, 0))
         proposals = self._proposals.of(books.slot)
         if not self.setting.asynchronous and (self.setting.bundled or self.setting.confidences):
@@ -197,11 +204,11 @@ class ReplayEngine:
         return proposals
 
     def _batch(self, books: Books, tokens: Ints | None) -> Batch:
-        """tokens (N,): of the step; None: it is not scheduled yet."""
+        """Make the policy's input. tokens: (N,), tokens of the step; None: it is not scheduled yet."""
         limits, scheduler = self.setting.limits, self._scheduler
         computed = np.minimum(books.todo, limits.token_budget) if tokens is None else tokens
         chunk = np.where(books.decodes, 0, computed)
-        if tokens is None:  # nobody looks at it before the step
+        if tokens is None:  # plan_verify does not read it
             missing = np.zeros((len(self.setting.drafters), len(chunk)), np.int64)
         else:
             missing, _, _ = self._device.caches.columns(books, tokens)
@@ -231,7 +238,10 @@ class ReplayEngine:
         return Waiting(int(load.slo_class[row]), int(load.prompt[row]), int(load.output[row]), overdue)
 
     def _patience_used(self, books: Books) -> float:
-        """By those whose prompts are being read, and the one that waits in front; preempted ones do not count."""
+        """Return the largest share of its patience that a request has used, before its first output token.
+
+        It looks at prefills and at the first waiting request; preempted requests do not count.
+        """
         rows = books.rows[books.produced == 0]
         if self._scheduler.waiting:
             rows = np.append(rows, self._scheduler.waiting[0])
@@ -244,8 +254,10 @@ class ReplayEngine:
     def _run(
         self, step: Scheduled, nodes: Bools, purpose: Purpose, scheduled_at: float, order: DeviceOrder | None
     ) -> None:  # fmt: skip
-        """nodes (M,): proposals that the target scores, of those that the scheduler knows. order: to the device that
-        ranks."""
+        """Run a scheduled step.
+
+        nodes: (M,), known proposals that the target scores. order: for a device that ranks.
+        """
         books, device = self.requests.of(step.rows), self._device
         batch = self._batch(books, step.tokens)
         plan = self.policy.plan_draft(batch)
@@ -277,11 +289,11 @@ class ReplayEngine:
 
     @property
     def _fed_blocks(self) -> Bools:
-        """(D,): see `Controller.fed_blocks`; a policy without it feeds what its plans say."""
+        """(D,): see `Controller.fed_blocks`; a policy without it feeds according to its plans."""
         return np.asarray(getattr(self.policy, "fed_blocks", np.zeros(len(self.setting.drafters), bool)))
 
     def _kept(self, books: Books, tokens: Ints, draft_tokens: Ints, order: DeviceOrder | None) -> Ints:
-        """(N,) of the scheduled draft tokens, those that the target's pass runs."""
+        """(N,): scheduled draft tokens that the target's pass runs."""
         if self._ranking is not None and order is not None and draft_tokens.any():
             return self._ranking.lengths(books.rows, draft_tokens, order)
         if self._on_device is None:
@@ -290,12 +302,12 @@ class ReplayEngine:
         return self._on_device.keep(books.slot, tokens - draft_tokens, draft_tokens, sampling)
 
     def _rank_next(self, rows: Rows) -> None:
-        """Tell the device that ranks what was drafted for the next step."""
+        """Give a device that ranks the proposals for the next step."""
         if self._ranking is not None:
             proposals = self._device.proposals
-            said = proposals.reported_confidence(rows, models=True)
+            confidence = proposals.reported_confidence(rows, models=True)
             lengths, drafters = proposals.length[rows], proposals.drafter[rows]
-            self._ranking.drafted(rows, lengths, drafters, said, self._calibrator.current)
+            self._ranking.drafted(rows, lengths, drafters, confidence, self._calibrator.current)
 
     def _record(
         self, books: Books, batch: Batch, step: Scheduled, plan: DraftPlan, purpose: Purpose, scheduled_at: float
@@ -304,17 +316,17 @@ class ReplayEngine:
         names = [str(row) for row in step.rows.tolist()]
         scheduled = ScheduledStep(names, books.slot, books.context, books.context, batch.prompt, step.tokens)
         runs = np.zeros(len(self.setting.drafters), bool)
-        waited = self._proposals_for(books)
-        places, graph_tokens = np.where(books.decodes, step.tokens - 1, 0), self.setting.world.graph_tokens
+        proposals = self._proposals_for(books)
+        placeholders, graph_tokens = np.where(books.decodes, step.tokens - 1, 0), self.setting.world.graph_tokens
         return Record(
-            self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), graph_tokens, places
+            self._number, scheduled_at, scheduled, batch, proposals, purpose, plan, runs, (), graph_tokens, placeholders
         )  # fmt: skip
 
     def _fly(
         self, record: Record, rows: Rows, draft_tokens: Ints, kept: Ints, verified: int, ran: DeviceStep,
         verdicts: NodeVerdicts | None,
     ) -> None:  # fmt: skip
-        """Puts the step on the device's queue, once the host has decided."""
+        """Put the step on the device's queue, after the host's decision."""
         self.now += self._decision_s(len(rows))
         began_at, before = max(self.now, self._free_at), max(record.scheduled_at, self._free_at)
         self._free_at = began_at + ran.seconds
@@ -330,13 +342,13 @@ class ReplayEngine:
         proposals = self._device.proposals
         lengths, drafters = proposals.length[rows].astype(np.int8), proposals.drafter[rows].astype(np.int8)
         seconds = ran.each_draft_s(len(self.setting.drafters))
-        said = proposals.reported_confidence(rows, models=self.setting.device_ranks)
-        return DraftingReport(number, seconds, lengths, drafters, said)
+        confidence = proposals.reported_confidence(rows, models=self.setting.device_ranks)
+        return DraftingReport(number, seconds, lengths, drafters, confidence)
 
     def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> NodeVerdicts:
-        """What became of the nodes where the engine knows its proposals."""
-        held = nodes & right
-        tried = (forest.parent == ROOT) | held[forest.parent]
+        """Return the results of nodes, for an engine that knows its proposals."""
+        accepted = nodes & right
+        tried = (forest.parent == ROOT) | accepted[forest.parent]
         return NodeVerdicts(nodes, right & tried, tried)
 
     def _decision_s(self, requests: int) -> float:
@@ -346,12 +358,12 @@ class ReplayEngine:
     # -- observe --------------------------------------------------------------------------------------------------
 
     def _receive(self, flight: Flight) -> None:
-        """The output of a step arrives, with a report on drafting: its own, or the last step's in asynchronous mode."""
+        """Take the output of a step, with its own draft report, or in asynchronous mode that of the step before."""
         self.now = max(self.now, flight.out_at)
         self._unreported.append(flight)
         kept = 1 if self.setting.asynchronous else 0
         while len(self._unreported) > kept:
-            self._hear(self._unreported.pop(0))
+            self._take_report(self._unreported.pop(0))
         record, step_s = flight.record, self.now - max(self._last_output_at, flight.record.scheduled_at)
         self._last_output_at = self.now
         tokens, done = self._deliver(flight)
@@ -362,15 +374,15 @@ class ReplayEngine:
         self._note(flight, tokens)
         self._retire(done)
 
-    def _hear(self, flight: Flight) -> None:
+    def _take_report(self, flight: Flight) -> None:
         record, report = flight.record, flight.report
         record.draft_report = report
         if record.plan.draft_tokens:
             lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
-            said = confidences(report.confidence)
+            confidence = confidences(report.confidence)
             later = [step.record.proposals for number, step in self._unobserved.items() if number > record.number]
             for proposals in (self._proposals, *later):
-                proposals.record(record.number, record.step.slots, lengths, drafters, said)
+                proposals.record(record.number, record.step.slots, lengths, drafters, confidence)
         if record.number in self._unobserved and record.result is not None:
             self._observe(flight)
 
@@ -383,7 +395,7 @@ class ReplayEngine:
         self._free_slots()
 
     def _deliver(self, flight: Flight) -> tuple[int, Rows]:
-        """Tokens that reach users, and the requests that are done with them."""
+        """Return the number of tokens sent to users, and the requests that end with them."""
         requests, rows, ran = self.requests, flight.rows, flight.ran
         there = requests.slot[rows] == flight.record.step.slots  # neither done nor preempted since
         requests.context[rows] -= np.where(there, flight.draft_tokens - ran.accepted, 0)
@@ -396,7 +408,7 @@ class ReplayEngine:
 
     def _note(self, flight: Flight, tokens: int) -> None:
         log = self.log
-        log.now.append(self.now)
+        log.output_at_s.append(self.now)
         log.step_s.append(flight.step_s)
         log.tokens.append(tokens)
         log.requests.append(len(flight.rows))
@@ -419,7 +431,7 @@ class ReplayEngine:
         self._free_slots()
 
     def _free_slots(self) -> None:
-        """Slots of requests that are in no step which the policy is still to observe."""
+        """Free slots of requests without an unobserved step."""
         oldest = min(self._unobserved, default=self._number + 1)
         free = []
         while self._leaving and self._leaving[0][0] < oldest:
@@ -430,14 +442,14 @@ class ReplayEngine:
 
 
 def _placeholders(plan: VerifyPlan) -> Ints:
-    """(N,): draft tokens to schedule for each request; the device chooses among them where it is ordered to."""
+    """(N,): draft tokens to schedule for each request; with a device order the device chooses among them."""
     if plan.device is None:
         return plan.lengths
     return plan.device.caps if plan.device.tokens else np.zeros_like(plan.lengths)
 
 
 def _of_rows(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
-    """The order for a step's requests `rows` (N,), of one for the requests `planned`; new requests have no drafts."""
+    """Convert an order for the requests `planned` to one for `rows` (N,); new requests have no drafts."""
     place = {row: number for number, row in enumerate(planned.tolist())}
     at = np.array([place.get(row, NOBODY) for row in rows.tolist()], np.int64)
     forced = np.where(at == NOBODY, 0, order.forced[at]) if len(planned) else np.zeros_like(at)
@@ -446,13 +458,16 @@ def _of_rows(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
 
 
 def _fed(plan: DraftPlan, batch: Batch, tokens: Ints, drafters: tuple[Drafter, ...], fed_blocks: Bools) -> Ints:
-    """(D, N) tokens that each drafter runs over: what the plan says, and all that it misses of requests that ask it; of
-    a block drafter the whole step. tokens: (N,), of the step. fed_blocks: (D,), those that are fed in any case."""
+    """(D, N): tokens that each drafter processes.
+
+    They are the plan's, and all that the drafter misses of requests that it proposes for; of a block drafter the whole
+    step. tokens: (N,), tokens of the step. fed_blocks: (D,), block drafters that are fed in any case.
+    """
     fed = np.minimum(plan.feed, batch.missing)
     for number, drafter in enumerate(drafters):
         if drafter.is_block:
             fed[number] = tokens * (plan.passes[number] > 0 or fed_blocks[number] or fed[number].any())
         elif drafter.reads and plan.passes[number]:
-            asks: Bools = (plan.asked == number).any(0)
-            fed[number] = np.where(asks, batch.missing[number], fed[number])
+            proposes: Bools = (plan.asked == number).any(0)
+            fed[number] = np.where(proposes, batch.missing[number], fed[number])
     return np.asarray(fed)

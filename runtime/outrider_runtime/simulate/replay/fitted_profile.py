@@ -1,4 +1,4 @@
-"""The latency profile that a controller mounts: fitted from noisy samples of the world, never the world itself."""
+"""The latency profile that a controller mounts: fitted to noisy samples of the world, never the world itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 NOISE = 0.02
-"""Of the log of a sampled time."""
+"""Standard deviation of the log of a sampled time."""
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (256, 1024, 4096, 16384, 32768)
 LONGEST_REQUEST = 4096
-"""Tokens of a request, where nothing is said."""
+"""Default of the longest request, in tokens."""
 QUERIES = (1, 2, 4, 6)
 CHUNKS = (128, 256, 512, 1024, 2048)
 DRAFT_PASSES = (1, 3)
@@ -27,9 +27,9 @@ DRAFT_PASSES = (1, 3)
 def fitted(
     world: World, drafters: Sequence[Drafter], rng: np.random.Generator, longest: int = LONGEST_REQUEST
 ) -> LatencyModel:  # fmt: skip
-    """As outrider-profile would measure the world: steps that decode and verify, steps with a prompt, each drafter.
+    """Measure the world like outrider-profile: steps that decode and verify, steps with prefill, and each drafter.
 
-    longest: tokens of a request; contexts beyond it are not measured.
+    longest: longest request in tokens; longer contexts are not measured.
     """
     noise = _Noise(rng)
     contexts = [context for context in CONTEXTS if context <= longest] or [max(1, longest // 2)]
@@ -37,11 +37,11 @@ def fitted(
     prompts = [noise(sample) for sample in _prompt_samples(world)]
     varlen = decode
     if not world.takes_any_lengths:
-        varlen = [noise(sample) for sample in _decode_samples(world, contexts, even=False)]
+        varlen = [noise(sample) for sample in _decode_samples(world, contexts, uniform=False)]
     target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.RAGGED: fit([*varlen, *prompts]).cost}
     if world.graph_tokens is not None:
         target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.RAGGED]
-    shorter = contexts[:-1] or contexts  # a drafter gets fewer of the shapes
+    shorter = contexts[:-1] or contexts  # drafters are measured at fewer shapes
     drafts = {drafter.name: _block if drafter.is_block else _drafter for drafter in drafters}
     return LatencyModel(
         target, {drafter.name: drafts[drafter.name](world, drafter, noise, shorter) for drafter in drafters}
@@ -61,15 +61,14 @@ def _fits(world: World, requests: int, context: int) -> bool:
     return requests * context <= world.kv_tokens
 
 
-def _decode_samples(world: World, contexts: Sequence[int], *, even: bool = True) -> Iterator[Sample]:
-    """even: all requests have as many tokens; else as many on average, where one has a token less and one a token
-    more."""
+def _decode_samples(world: World, contexts: Sequence[int], *, uniform: bool = True) -> Iterator[Sample]:
+    """Sample decoding steps. uniform: whether all requests have the same number of tokens, or only on average."""
     for requests, context, query in product(REQUESTS, contexts, QUERIES):
         tokens = requests * query
         small = world.graph_tokens is None or tokens <= world.graph_tokens
         unequal = requests > 1 and query > 1
-        if _fits(world, requests, context) and small and (even or unequal):
-            step = Pass(tokens, requests, context, tokens, even=even)
+        if _fits(world, requests, context) and small and (uniform or unequal):
+            step = Pass(tokens, requests, context, tokens, uniform=uniform)
             yield Sample(_shape(requests, context, tokens), world.target_s(step))
 
 
@@ -77,9 +76,9 @@ def _prompt_samples(world: World) -> Iterator[Sample]:
     for chunk in CHUNKS:
         for requests in (1, 16, 64):
             context = 512
-            one = Pass(chunk + requests, requests, context, requests + 1, ((chunk, 0),))
+            step = Pass(chunk + requests, requests, context, requests + 1, ((chunk, 0),))
             shape = Shape(requests * context, chunk + requests, requests + 1, requests * context / 1000, chunk)
-            yield Sample(shape, world.target_s(one))
+            yield Sample(shape, world.target_s(step))
 
 
 def _drafter(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[int]) -> DrafterCost:
@@ -94,13 +93,13 @@ def _drafter(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[i
                 samples.append(
                     noise(Sample(_shape(requests, read, requests), seconds, later=later, later_passes=passes - 1))
                 )
-            samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, read)]
-    found = fit(samples, first_pass=drafter.passes)
-    return DrafterCost(found.cost, drafter.passes, found.first_pass)
+            samples += [noise(sample) for sample in _longer_first_passes(world, drafter, requests, read)]
+    fitted_cost = fit(samples, first_pass=drafter.passes)
+    return DrafterCost(fitted_cost.cost, drafter.passes, fitted_cost.first_pass)
 
 
 def _block(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[int]) -> DrafterCost:
-    """Steps that only feed it, and what a pass takes beyond that."""
+    """Fit a block drafter: steps that only feed it, and the extra time of a pass."""
     passes, feeding = list[Sample](), list[Sample]()
     for requests in REQUESTS:
         for context in contexts:
@@ -115,7 +114,7 @@ def _block(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[int
 
 
 def _longer_first_passes(world: World, drafter: Drafter, requests: int, context: int) -> Iterator[Sample]:
-    """A first pass covers every token of the target's step."""
+    """Sample first passes, which process every token of the target's step."""
     for query in (4, 8) if drafter.reads else ():
         tokens = requests * query
         seconds = world.draft_s(drafter.name, Pass(tokens, requests, context, requests), 1)

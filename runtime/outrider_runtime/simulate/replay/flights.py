@@ -1,4 +1,4 @@
-"""A scheduled step whose output, or the report on its drafting, has not arrived yet."""
+"""Scheduled steps whose output or draft report has not arrived yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_runtime.simulate.replay.workload import Ints
 
 @dataclass(slots=True, eq=False)
 class DraftingReport:
-    """`loop.steps.DraftingResult`: what was really proposed at the end of a step."""
+    """The proposals at the end of a step; see `loop.steps.DraftingResult`."""
 
     step: int
     seconds: NDArray[np.float64]
@@ -28,12 +28,12 @@ class DraftingReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """N requests."""
+    """A step in flight. Shapes: N requests."""
 
     record: Record
     rows: Rows
     draft_tokens: Ints
-    """(N,) that were scheduled, proposed or not."""
+    """(N,): scheduled draft tokens, with or without a proposal."""
     kept: Ints
     """(N,): scheduled draft tokens that the target's pass ran."""
     verified: int
@@ -41,14 +41,14 @@ class Flight:
     ran: DeviceStep
     report: DraftingReport
     verdicts: NodeVerdicts | None
-    """None: `counts` say it."""
+    """None: use `counts`."""
     step_s: float
-    """Seconds for which the step kept the device from the next one."""
+    """Seconds from the end of the step before, or from scheduling, to the end of this one on the device."""
     out_at: float
 
     @property
     def counts(self) -> ChainCounts:
-        """Tokens of each request that vLLM's scheduler is given."""
+        """Token counts by request, as vLLM's scheduler gets them."""
         names = self.record.step.names
         sampled = np.where(self.ran.tokens > 0, 1 + self.ran.accepted, 0)
         trimmed = self.draft_tokens - self.kept

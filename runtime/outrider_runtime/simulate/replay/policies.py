@@ -1,4 +1,4 @@
-"""Policies that decide nothing: no speculation, or one fixed draft length."""
+"""Policies without decisions: plain decoding, or one fixed draft length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider_runtime.simulate.replay.workload import Ints
 
 
 class Fixed:
-    """The same drafter and length for every request; `k` 0 is plain decoding, and then no drafter runs."""
+    """One drafter and draft length for every request; `k` = 0 is plain decoding, in which no drafter runs."""
 
     def __init__(self, drafters: Sequence[Drafter], drafter: int = 0, k: int = 0) -> None:
         self._drafters, self._drafter, self._k = drafters, drafter, k
@@ -29,13 +29,13 @@ class Fixed:
     def plan_draft(self, batch: Batch) -> DraftPlan:
         k, number = self.k(batch), self._drafter
         passes = np.zeros(len(self._drafters), np.int64)
-        asked = np.full((1, len(batch)), NOBODY, np.int64)
+        drafter_order = np.full((1, len(batch)), NOBODY, np.int64)
         feed = np.zeros((len(self._drafters), len(batch)), np.int64)
         if k:
             passes[number] = k
-            asked[:] = number
+            drafter_order[:] = number
             feed[number] = batch.missing[number]
-        return DraftPlan(passes, np.ones_like(passes), asked, feed, Purpose.FIXED)
+        return DraftPlan(passes, np.ones_like(passes), drafter_order, feed, Purpose.FIXED)
 
     def observe(self, outcome: Outcome) -> None: ...
 

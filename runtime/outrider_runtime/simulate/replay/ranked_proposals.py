@@ -1,6 +1,6 @@
-"""The device chooses the proposals that the target verifies, as `vllm_plugin.device_ranking` does it.
+"""Chooses the proposals that the target verifies, like the device in `vllm_plugin.device_ranking`.
 
-    score(request, k) = weight * p_1 * ... * p_k,    p_i = P(token i accepted, its parent was), 0 where there is none
+    score(request, k) = weight * p_1 * ... * p_k,    p_i = P(token i accepted | its parent was); 0: no proposal
 
 Shapes: N requests of a step, K proposals of each at most.
 """
@@ -16,24 +16,23 @@ from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.replay_requests import Rows
 from outrider_runtime.simulate.replay.workload import Floats, Ints
 
-LEAST_CHANCE = 1e-4
-"""Least P(accepted) of a real token: 0 stands for no token."""
+MIN_ACCEPTANCE = 1e-4
+"""Lower bound of P(accepted) of a real proposal: 0 stands for no proposal."""
 
 
 class RankedProposals:
     def __init__(self, requests: int) -> None:
-        """requests: of the whole load."""
+        """requests: number of requests of the load."""
         self._acceptance = np.zeros((requests, DEPTH))
 
     def drafted(
         self, rows: Rows, lengths: Ints, drafters: Ints, quanta: NDArray[np.int8], calibration: Calibration
     ) -> None:  # fmt: skip
-        """A step has drafted. lengths, drafters: (N,), real proposals and whose they are. quanta: (N, K), their
-        confidences."""
+        """Record a step's proposals. lengths, drafters: (N,). quanta: (N, K), their quantised confidences."""
         self._acceptance[rows] = acceptance(lengths, drafters, quanta, calibration)
 
     def lengths(self, rows: Rows, placeholders: Ints, order: DeviceOrder) -> Ints:
-        """(N,): tokens to verify. placeholders: (N,), scheduled. order: its columns are those of `rows`."""
+        """(N,): proposals to verify. placeholders: (N,), scheduled draft tokens. order: with the columns of `rows`."""
         forced = np.minimum(order.forced, placeholders)
         tokens = min(max(order.tokens, int(forced.sum())), int(placeholders.sum()))
         survival: Floats = self._acceptance[rows].cumprod(axis=1) * order.weights[:, None]
@@ -41,17 +40,17 @@ class RankedProposals:
 
 
 def acceptance(lengths: Ints, drafters: Ints, quanta: NDArray[np.int8], calibration: Calibration) -> Floats:
-    """(N, K): P(token accepted, its parent was) = 1 / (1 + exp(-(slope * confidence + intercept))); 0: no proposal."""
+    """(N, K): P(token accepted | its parent was) = 1 / (1 + exp(-(slope * confidence + intercept))); 0: no proposal."""
     said = np.where(quanta == UNKNOWN, 0, quanta) / QUANTA_PER_UNIT
     odds = calibration.slopes[drafters, None] * said + calibration.intercepts[drafters, : quanta.shape[1]]
-    chances = np.maximum(1.0 / (1.0 + np.exp(-odds)), LEAST_CHANCE)
+    chances = np.maximum(1.0 / (1.0 + np.exp(-odds)), MIN_ACCEPTANCE)
     return np.where(np.arange(quanta.shape[1]) < lengths[:, None], chances, 0.0)
 
 
 def verification_lengths(survival: Floats, caps: Ints, forced: Ints, tokens: int) -> Ints:
-    """(N,): proposals to verify of each request, `tokens` in all.
+    """(N,): proposals to verify of each request, `tokens` in total.
 
-    Forced tokens come first, then the highest scores; of equal ones the first request's, then the lowest k.
+    Forced tokens come first, then the highest scores; ties go to the first request, then to the lowest k.
 
     survival: (N, K), scores. caps: (N,), never exceeded. forced: (N,), tokens that come first if they are real.
     """

@@ -1,4 +1,4 @@
-"""What drafters propose, and how far the target agrees: read from the recording."""
+"""Proposals of drafters, and their accepted lengths, read from the recording."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from outrider_runtime.simulate.replay.workload import Ints
 
 FULL, NO_PROMPT, AFTER_GAP = "", "/no-prompt", "/after-hole"
 READ_ENOUGH = 0.5
-"""A head that has read less of the prompt proposes as one that has read none."""
-CLOSED = 64
-"""Committed tokens after which a head's gap is forgotten: twice the gap of the recording."""
+"""A head that has read a smaller share of the prompt proposes like one that has read none."""
+FORGOTTEN_AFTER = 64
+"""Committed tokens after which a head's gap has no effect: twice the gap of the recording."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +31,11 @@ class Coverages:
 
     full: int
     no_prompt: int
-    after_hole: int
+    after_gap: int
 
 
 class RecordedProposals:
-    """Those that wait for the next step, in columns over all requests."""
+    """Pending proposals, as columns over all requests."""
 
     def __init__(self, recording: Recording, drafters: Sequence[Drafter], requests: ReplayRequests) -> None:
         self._drafters, self._positions = drafters, recording.depth.shape[1]
@@ -56,31 +56,31 @@ class RecordedProposals:
         self.length: Ints = np.zeros(count, np.int64)
         self._depth: Ints = np.zeros(count, np.int64)
         self._width: Ints = np.ones(count, np.int64)
-        """Of the trees; 1: a chain."""
+        """Width of the trees; 1: a chain."""
         self._place: Ints = np.zeros(count, np.int64)
-        """In the recording."""
+        """Position in the recording."""
         self._confidence = np.zeros((count, DEPTH), np.float32)
-        self._asked: Ints = np.full((1, count), NOBODY, np.int64)
+        self._drafter_order: Ints = np.full((1, count), NOBODY, np.int64)
         self._plan: DraftPlan | None = None
 
     def forest(self, rows: Rows, *, confidences: bool = True) -> Forest:
-        """confidences: how sure the drafters are is told."""
+        """Return the pending proposals as trees. confidences: whether they include confidences."""
         lengths, plan = self.length[rows], self._plan
         if plan is None:
             return nothing_proposed(len(rows), len(self._drafters))
-        asked = self._asked[:, rows]
+        drafter_order = self._drafter_order[:, rows]
         if not lengths.any():
-            return chains(lengths, lengths, plan, asked)
+            return chains(lengths, lengths, plan, drafter_order)
         if self._has_trees(rows):
             request, parent, depth, rank, certain = self._table(rows).nodes
             drafter = self.drafter[rows][request]
-            return Forest(request, parent, drafter, depth, rank, certain, asked, plan.passes, plan.purpose)
+            return Forest(request, parent, drafter, depth, rank, certain, drafter_order, plan.passes, plan.purpose)
         there = np.arange(DEPTH) < lengths[:, None]
         sure = self._confidence[rows][there].astype(np.float64) if confidences else None
-        return chains(lengths, self.drafter[rows], plan, asked, sure)
+        return chains(lengths, self.drafter[rows], plan, drafter_order, sure)
 
     def log_odds(self, rows: Rows, length: int) -> NDArray[np.float64]:
-        """(N, length): how sure a model is of its draft tokens."""
+        """(N, length): confidences of a model in its draft tokens."""
         return np.asarray(np.nan_to_num(self._confidence[rows, :length]), np.float64)
 
     def reported_confidence(self, rows: Rows, *, models: bool = False) -> NDArray[np.int8]:
@@ -94,7 +94,7 @@ class RecordedProposals:
         return bool((self._width[rows] > 1).any())
 
     def _table(self, rows: Rows) -> Table:
-        """Of a step with trees, all by one drafter; chains where its cache has a gap: no others were recorded."""
+        """Return the beams of a step with trees of one drafter; chains if its cache has a gap."""
         number, width = int(self.drafter[rows].max()), int(self._width[rows].max())
         lengths = self.length[rows]
         table = self._beams[number].table(self._place[rows], lengths, width)
@@ -108,75 +108,74 @@ class RecordedProposals:
         return table
 
     def right(self, forest: Forest, rows: Rows) -> Bools:
-        """(M,) nodes on the way that the target takes. forest: of `rows`."""
+        """(M,): nodes that the target accepts, given their parents. forest: the proposals of `rows`."""
         if self._has_trees(rows):
             table = self._table(rows)
             return np.asarray(table.right[table.there])
         return np.asarray(forest.depth <= self._depth[rows[forest.request]])
 
     def accepted(self, rows: Rows, verified: Ints) -> Ints:
-        """(N,) those of chains that the target agrees with. verified (N,): proposals that it scores, or places for
-        them: one that holds none is not accepted."""
+        """(N,): accepted lengths of chains. verified: (N,), placeholders that the target scores."""
         return np.asarray(np.minimum(np.minimum(self._depth[rows], self.length[rows]), verified))
 
     def clear(self, rows: Rows) -> None:
         self.length[rows], self._width[rows] = 0, 1
         self.drafter[rows] = NOBODY
-        for asked in self._asked:
-            asked[rows] = NOBODY
+        for drafters in self._drafter_order:
+            drafters[rows] = NOBODY
 
     def expect(self, rows: Rows, plan: DraftPlan) -> None:
-        """What was proposed for the step's requests is gone, and what comes is of this plan."""
+        """Drop the pending proposals of a step's requests, and expect those of a plan."""
         self._plan = plan
         ranks = plan.asked.shape[0]
-        if self._asked.shape[0] != ranks:
-            self._asked = np.full((ranks, self._asked.shape[1]), NOBODY, np.int64)
+        if self._drafter_order.shape[0] != ranks:
+            self._drafter_order = np.full((ranks, self._drafter_order.shape[1]), NOBODY, np.int64)
         self.clear(rows)
 
     def propose(self, books: Books, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
-        """After `expect`, for those of the requests that decode next; (D, N) say what each drafter has read."""
+        """Propose for the requests that decode next, after `expect`. The (D, N) columns are those of `ReplayCaches`."""
         ranks = plan.asked.shape[0]
-        for asked, asks in zip(self._asked, plan.asked, strict=True):
-            asked[books.rows] = np.where(books.decodes, asks, NOBODY)
+        for drafters, planned in zip(self._drafter_order, plan.asked, strict=True):
+            drafters[books.rows] = np.where(books.decodes, planned, NOBODY)
         open_ = books.decodes & (books.left > 1)
         for rank in range(ranks):
             for number in plan.passes.nonzero()[0].tolist():
                 asks = ((plan.asked[rank] == number) & open_).nonzero()[0]
                 if len(asks):
                     state = (missing[number, asks], read[number, asks], whole[number, asks])
-                    found = self._by(number, books, asks, int(plan.passes[number]), state)
+                    proposed = self._by(number, books, asks, int(plan.passes[number]), state)
                     if plan.widths[number] > 1:
                         self._widen(number, books, asks, int(plan.widths[number]), state)
-                    open_[asks[found]] = False
+                    open_[asks[proposed]] = False
 
     def _widen(
         self, number: int, books: Books, asks: Ints, width: int, state: tuple[Ints, Floats, Ints]
     ) -> None:  # fmt: skip
-        """Trees in place of its chains, where its cache has all."""
+        """Replace a drafter's chains by trees for requests without a gap in its cache."""
         missing, read, whole = state
         complete = (missing <= 0) if self._drafters[number].needs_kv else np.ones(len(asks), bool)
         if self._drafters[number].needs_hidden:
-            complete &= (read >= READ_ENOUGH) & ((whole >= CLOSED) | (whole >= books.context[asks]))
+            complete &= (read >= READ_ENOUGH) & ((whole >= FORGOTTEN_AFTER) | (whole >= books.context[asks]))
         self._width[books.rows[asks[complete]]] = width
 
     def _by(
         self, number: int, books: Books, asks: Ints, length: int, state: tuple[Ints, Floats, Ints]
     ) -> NDArray[np.bool_]:
-        """One drafter's proposals for requests that ask it; whether it has any for each."""
+        """Propose by one drafter for requests `asks`; returns for which of them it has a proposal."""
         missing, read, whole = state
         rows, columns, drafter = books.rows[asks], self._columns[number], self._drafters[number]
         place = self._start[rows] + (books.produced[asks] - 1) % self._length[rows]
         column: Ints | int = columns.full
         if drafter.needs_hidden:
-            column = np.where(whole < CLOSED, columns.after_hole, columns.full)
+            column = np.where(whole < FORGOTTEN_AFTER, columns.after_gap, columns.full)
             column[whole >= books.context[asks]] = columns.full
             column[read < READ_ENOUGH] = columns.no_prompt
         self._place[rows] = place
         at = column * self._positions + place
-        depth, found, sure = self._depths.take(at), self._proposed.take(at), self._sure[at].astype(np.float32)
+        depth, lengths, sure = self._depths.take(at), self._proposed.take(at), self._sure[at].astype(np.float32)
         self._depth[rows] = np.where(missing > 0, 0, depth) if drafter.needs_kv else depth
-        self.length[rows] = np.minimum(found, np.minimum(length, books.left[asks] - 1))
-        has = np.asarray(found > 0)
+        self.length[rows] = np.minimum(lengths, np.minimum(length, books.left[asks] - 1))
+        has = np.asarray(lengths > 0)
         self.drafter[rows] = np.where(has, number, self.drafter[rows])
         self._confidence[rows] = sure if _is_lookup(drafter) else sure * (LOG_ODDS / 127)
         return has
@@ -189,12 +188,14 @@ def _is_lookup(drafter: Drafter) -> bool:
 def _coverages(recording: Recording, name: str) -> Coverages:
     names = recording.drafters
     full = names.index(name)
-    numbers = [names.index(name + one) if name + one in names else full for one in (NO_PROMPT, AFTER_GAP)]
+    numbers = [
+        names.index(name + coverage) if name + coverage in names else full for coverage in (NO_PROMPT, AFTER_GAP)
+    ]
     return Coverages(full, *numbers)
 
 
-def mean_hazards(recording: Recording, name: str, rows: NDArray[np.integer] | None = None) -> Floats:
-    """(DEPTH,) probability that a proposal is accepted, given that the one before it was."""
+def mean_acceptance_rates(recording: Recording, name: str, rows: NDArray[np.integer] | None = None) -> Floats:
+    """(DEPTH,): P(proposal accepted | the one before it was), by depth."""
     number = recording.drafters.index(name)
     depth, proposed = recording.depth[number], recording.proposed[number]
     if rows is not None:

@@ -1,4 +1,4 @@
-"""What each drafter has read of each request: a draft model's prefix, a head's coverage."""
+"""Tokens of each request that drafters' caches cover: the prefix of a draft model, the coverage of a head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_runtime.simulate.replay.replay_requests import Books, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 NOTHING, KV, HIDDEN, BLOCK = range(4)
-"""What a drafter needs; a block drafter both, so that it never catches up on a gap."""
+"""Inputs that a drafter needs. A block drafter needs both, so it never fills a gap."""
 
 
 class ReplayCaches:
@@ -25,28 +25,34 @@ class ReplayCaches:
         shape = (len(drafters), requests)
         self._needs = np.array([_needs(drafter) for drafter in drafters], int)
         self._has: Ints = np.zeros(shape, np.int64)
-        """Tokens of the prefix that a draft model or a block drafter has; of a head, of the prompt that it has read."""
+        """Prefix tokens that a draft model or a block drafter covers; prompt tokens that a head has read."""
         self._whole: Ints = np.zeros(shape, np.int64)
-        """Of a head: committed tokens since its last gap."""
-        self._holed = np.zeros(shape, bool)
+        """Committed tokens since the last gap of a head."""
+        self._has_gap = np.zeros(shape, bool)
 
     def columns(self, books: Books, tokens: Ints) -> tuple[Ints, Floats, Ints]:
-        """Three (D, N): tokens that are missing, as `Batch` has them; the share of the prompt that was read; committed
-        tokens since the last gap. tokens (N,): of the step."""
+        """Return three (D, N): missing tokens (`Batch.missing`), read share of the prompt, committed tokens since a
+        gap.
+
+        tokens: (N,), tokens of the step.
+        """
         return _columns(
-            self._needs, self._has, self._whole, self._holed, books.rows, books.context, books.prompt, tokens
+            self._needs, self._has, self._whole, self._has_gap, books.rows, books.context, books.prompt, tokens
         )
 
     def feed(self, books: Books, fed: Ints, prompts: Ints, committed: Ints) -> None:
-        """After a step: fed (D, N) tokens that each drafter ran over, prompts (N,) tokens of prompts in the step,
-        committed (N,) tokens by which the context grew. The books are from before it."""
+        """Update the caches after a step.
+
+        books: from before the step. fed: (D, N), tokens that each drafter processed. prompts: (N,), prefill tokens of
+        the step. committed: (N,), growth of the context.
+        """
         context = books.context + committed
-        _feed(self._needs, self._has, self._whole, self._holed, books.rows, context, fed, prompts, committed)
+        _feed(self._needs, self._has, self._whole, self._has_gap, books.rows, context, fed, prompts, committed)
 
     def forget(self, rows: Rows) -> None:
-        """Preempted: nothing is cached."""
+        """Forget preempted requests."""
         self._has[:, rows] = self._whole[:, rows] = 0
-        self._holed[:, rows] = False
+        self._has_gap[:, rows] = False
 
 
 def _needs(drafter: Drafter) -> int:
@@ -59,7 +65,14 @@ def _needs(drafter: Drafter) -> int:
 
 @compiled
 def _columns(
-    needs: Ints, has: Ints, whole: Ints, holed: NDArray[np.bool_], rows: Rows, context: Ints, prompt: Ints, tokens: Ints
+    needs: Ints,
+    has: Ints,
+    whole: Ints,
+    has_gap: NDArray[np.bool_],
+    rows: Rows,
+    context: Ints,
+    prompt: Ints,
+    tokens: Ints,
 ) -> tuple[Ints, Floats, Ints]:
     shape = (len(needs), len(rows))
     missing, read, since = np.zeros(shape, np.int64), np.ones(shape), np.zeros(shape, np.int64)
@@ -75,15 +88,15 @@ def _columns(
                 missing[d, i] = tokens[i]
                 seen = min(context[i], prompt[i])
                 read[d, i] = has[d, row] / seen if seen else 1.0
-                if holed[d, row]:
+                if has_gap[d, row]:
                     since[d, i] = whole[d, row]
     return missing, read, since
 
 
 @compiled
 def _feed(
-    needs: Ints, has: Ints, whole: Ints, holed: NDArray[np.bool_], rows: Rows, context: Ints, fed: Ints, prompts: Ints,
-    committed: Ints,
+    needs: Ints, has: Ints, whole: Ints, has_gap: NDArray[np.bool_], rows: Rows, context: Ints, fed: Ints,
+    prompts: Ints, committed: Ints,
 ) -> None:  # fmt: skip
     for d in range(len(needs)):
         for i in range(len(rows)):
@@ -97,4 +110,4 @@ def _feed(
                 whole[d, row] += committed[i]
             elif needs[d] == HIDDEN:
                 whole[d, row] = 0
-                holed[d, row] |= prompts[i] == 0
+                has_gap[d, row] |= prompts[i] == 0

@@ -1,4 +1,4 @@
-"""The engine's books on its requests, in columns, as vLLM's scheduler keeps them."""
+"""The state of the engine's requests, as columns, like in vLLM's scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Books:
-    """Of some requests, at one moment. All (N,)."""
+    """State of some requests at one moment. All (N,)."""
 
     rows: Rows
     context: Ints
@@ -27,7 +27,7 @@ class Books:
     slo_class: Ints
     first_s: Floats
     todo: Ints
-    """Tokens known or in flight, and not computed; 1 in a request that decodes: the last sampled one."""
+    """Tokens known or in flight that are not computed yet; 1 for a decoding request: the last sampled token."""
     left: Ints
     """Tokens that it may still produce."""
     decodes: NDArray[np.bool_]
@@ -45,7 +45,7 @@ class ReplayRequests:
         self.prompt[:], output[:], slo_class[:], self.slot[:] = load.prompt, load.output, load.slo_class, -1
         self.arrived_s: Floats = load.at_s.copy()
         self.due_s: Floats = load.at_s.copy()
-        """When it has waited as long as its class bears; minus infinity once it was preempted."""
+        """Deadline of admission: arrival plus the patience of its class; minus infinity after a preemption."""
         self.first_s: Floats = np.full(count, np.nan)
         self.done_s: Floats = np.full(count, np.nan)
         self.preemptions = 0
@@ -65,13 +65,13 @@ class ReplayRequests:
         return np.asarray((self.placeholders[rows] > 0) & (certain >= self.prompt[rows] + self.load.output[rows]))
 
     def schedule(self, books: Books, tokens: Ints) -> None:
-        """Counts a step's `tokens` (N,) as computed, and its draft tokens as accepted."""
+        """Count a step's `tokens` (N,) as computed, and its draft tokens as accepted."""
         self.context[books.rows] += tokens
         yields = books.decodes | (tokens == books.todo)
         self.placeholders[books.rows] += np.where(yields, np.where(books.decodes, tokens, 1), 0)
 
     def preempt(self, rows: Rows) -> None:
-        """Forgets the KV. Output in flight still arrives."""
+        """Drop the KV of preempted requests. Output in flight still arrives."""
         self.context[rows] = self.placeholders[rows] = 0
 
 

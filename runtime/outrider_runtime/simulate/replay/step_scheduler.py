@@ -1,4 +1,4 @@
-"""Which tokens run in the next step: vLLM's rules for continuous batching with chunked prefill."""
+"""Chooses the tokens of the next step, by vLLM's rules for continuous batching with chunked prefill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_runtime.simulate.replay.workload import Ints
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine was started with."""
+    """Limits of the engine, fixed at its start."""
 
     token_budget: int = 8192
     """max_num_batched_tokens."""
@@ -25,26 +25,28 @@ class Limits:
 
     @property
     def slots(self) -> int:
-        """A request leaves its slot some steps before the last one that it was in is observed."""
+        """Number of slots: a request leaves its slot some steps before its last step is observed."""
         return SLOTS_PER_REQUEST * self.max_requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
-    """The step's requests."""
+    """A scheduled step."""
 
     rows: Rows
-    """Those that ran before come first, in the same order."""
+    """Requests of the step; those that ran before come first, in the same order."""
     tokens: Ints
-    """(N,) that each computes, its verified proposals among them."""
+    """(N,): tokens that each request computes, verified proposals included."""
     paused: bool
-    """Some that ran before have no tokens in this step."""
+    """Whether some running request has no tokens in this step."""
     preempted: Rows
 
 
 class Scheduler:
-    """Running requests first, each with its proposals or its next prompt chunk, then those that wait, by when they are
-    due; where KV runs out, the one that was let in last gives way."""
+    """Schedules running requests first, with their proposals or next prefill chunks, then waiting ones by deadline.
+
+    If the KV cache is full, the request that was admitted last is preempted.
+    """
 
     def __init__(self, requests: ReplayRequests, limits: Limits) -> None:
         self.requests, self.limits = requests, limits
@@ -54,18 +56,21 @@ class Scheduler:
         self._blocks = limits.kv_tokens // BLOCK_TOKENS
 
     def free_tokens(self) -> int:
-        """Those that fit into blocks which requests hold are among them."""
+        """Return the tokens that still fit into the KV cache, room in the requests' last blocks included."""
         return self._blocks * BLOCK_TOKENS - int(self.requests.context[self.running].sum())
 
     def wait(self, row: int) -> None:
-        """Behind those that are due no later."""
+        """Queue a request behind those that are due no later."""
         place, due_s = len(self.waiting), self.requests.due_s
         while place and due_s[self.waiting[place - 1]] > due_s[row]:
             place -= 1
         self.waiting.insert(place, row)
 
     def schedule(self, running: Books, verified: Ints, token_budget: int | None, admit: int | None) -> Scheduled:
-        """verified: (running,) proposals that each scores. token_budget, admit: less than the engine's own limits."""
+        """Schedule a step.
+
+        verified: (running,), proposals that each request verifies. token_budget, admit: limits below the engine's own.
+        """
         budget = min(self.limits.token_budget, token_budget or self.limits.token_budget)
         tokens = np.where(running.decodes, 1 + verified, 0)
         tokens[self.requests.ends_in_flight(running.rows)] = 0
@@ -73,24 +78,24 @@ class Scheduler:
         for place in (~running.decodes).nonzero()[0]:
             tokens[place] = chunk = max(0, min(int(running.todo[place]), budget))
             budget -= chunk
-        held = blocks(running.context + tokens)
-        preempted = self._make_room(held)
+        blocks_needed = blocks(running.context + tokens)
+        preempted = self._make_room(blocks_needed)
         kept = tokens > 0
         kept[len(kept) - len(preempted) :] = False
         rows, tokens, paused = running.rows, tokens, False
         if not kept.all():
             rows, tokens, paused = rows[kept], tokens[kept], True
         if not len(preempted) and self.waiting:
-            new, chunks = self._admit(budget, int(held.sum()), admit)
+            new, chunks = self._admit(budget, int(blocks_needed.sum()), admit)
             rows, tokens = np.concatenate((rows, new)), np.concatenate((tokens, chunks))
         return Scheduled(rows, tokens, paused, preempted)
 
-    def _make_room(self, held: Ints) -> Rows:
-        """held: (running,) blocks after the step. Preempts from the end until they fit."""
-        need, keep = int(held.sum()), len(held)
+    def _make_room(self, blocks_needed: Ints) -> Rows:
+        """Preempt requests from the end until all fit. blocks_needed: (running,), blocks after the step."""
+        need, keep = int(blocks_needed.sum()), len(blocks_needed)
         while need > self._blocks and keep > 1:
             keep -= 1
-            need -= int(held[keep])
+            need -= int(blocks_needed[keep])
         gone, self.running = self.running[keep:], self.running[:keep]
         if len(gone):
             self.requests.preempt(gone)
@@ -119,11 +124,11 @@ class Scheduler:
         return np.array(new, np.int64), np.array(chunks, np.int64)
 
     def free(self, slots: Sequence[int]) -> None:
-        """Gives these slots to new requests."""
+        """Make these slots available to new requests."""
         self._slots.extend(slots)
 
     def finish(self, done: Rows) -> None:
-        """Output in flight may end a request that was preempted: it waits then."""
+        """Remove finished requests; one that was preempted may end by output in flight, while it waits."""
         for row in set(self.waiting) & set(done.tolist()):
             self.waiting.remove(row)
         self.running = self.running[np.isnan(self.requests.done_s[self.running])]

@@ -1,4 +1,4 @@
-"""Who asks for what, and when, in columns over requests."""
+"""A workload: arrival times, lengths and classes, as columns over requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     at_s: Floats
-    """(R,) rising. Of a closed load: when a client may send it at the earliest."""
+    """(R,): arrival times, ascending; in a closed load, the earliest time at which a client may send the request."""
     prompt: Ints
-    """(R,) tokens."""
+    """(R,): prompt tokens."""
     output: Ints
-    """(R,) tokens."""
+    """(R,): output tokens."""
     slo_class: Ints
-    """(R,) position in the policy's classes, or NOBODY."""
+    """(R,): position in the policy's SLO classes, or `NOBODY`."""
     answer: Ints
-    """(R,) which of the recording's answers it gets."""
+    """(R,): answer of the recording that the request gets."""
     clients: int | None = None
-    """A closed load of so many: each sends its next request when its last one is answered."""
+    """Number of clients of a closed load, each of which sends a request when its last one is answered; None: open."""
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -35,7 +35,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of prompts and answers: log-normal around a median."""
+    """Lengths of prompts and answers: log-normal around a median."""
 
     prompt: int = 500
     output: int = 128
@@ -48,7 +48,7 @@ class Lengths:
 
 
 def answers_of(recording: Recording, group: str | None, count: int, rng: np.random.Generator) -> Ints:
-    """Answers of one group of prompts, or of all."""
+    """Draw answers of one group of prompts, or of all."""
     fits = np.arange(recording.answers)
     if group is not None:
         fits = fits[recording.group == recording.groups.index(group)]
@@ -59,26 +59,26 @@ def closed(
     clients: int, count: int, recording: Recording, group: str | None, rng: np.random.Generator,
     lengths: Lengths = Lengths(),
 ) -> Workload:  # fmt: skip
-    """`count` requests from so many clients. Their first ones end at different times: static load has no rhythm."""
+    """Draw `count` requests of a closed load. First requests are cut at random, so that clients do not align."""
     prompt, output = lengths.draw(count, rng)
     output[:clients] = np.maximum(8, (output[:clients] * rng.uniform(0.1, 1.0, min(clients, count))).astype(np.int64))
-    nobody = np.full(count, NOBODY, np.int64)
-    return Workload(np.zeros(count), prompt, output, nobody, answers_of(recording, group, count, rng), clients)
+    no_class = np.full(count, NOBODY, np.int64)
+    return Workload(np.zeros(count), prompt, output, no_class, answers_of(recording, group, count, rng), clients)
 
 
 def open_load(
     at_s: Floats, recording: Recording, group: str | None, rng: np.random.Generator, lengths: Lengths = Lengths()
 ) -> Workload:
     prompt, output = lengths.draw(len(at_s), rng)
-    nobody = np.full(len(at_s), NOBODY, np.int64)
-    return Workload(at_s, prompt, output, nobody, answers_of(recording, group, len(at_s), rng))
+    no_class = np.full(len(at_s), NOBODY, np.int64)
+    return Workload(at_s, prompt, output, no_class, answers_of(recording, group, len(at_s), rng))
 
 
 def poisson(rate_per_s: float, count: int, rng: np.random.Generator) -> Floats:
-    """(count,) arrival times of a Poisson process."""
+    """(count,): arrival times of a Poisson process."""
     return np.asarray(np.cumsum(rng.exponential(1 / rate_per_s, count)))
 
 
 def with_classes(load: Workload, shares: Floats, rng: np.random.Generator) -> Workload:
-    """shares: (classes,) adding up to 1."""
+    """Draw the SLO class of each request. shares: (classes,), with sum 1."""
     return replace(load, slo_class=np.asarray(rng.choice(len(shares), len(load), p=shares), np.int64))

@@ -1,4 +1,4 @@
-"""A latency profile's coefficients as step times: what `outrider-profile` measured and fitted."""
+"""Step times from the coefficients of a latency profile, as `outrider-profile` measured and fitted them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ProfiledTarget:
     costs: Mapping[ExecutionMode, StepCost]
-    """At least one mode; another one stands for a mode that is missing."""
+    """Costs of at least one mode; another mode replaces a missing work."""
     graph_tokens: int | None
 
-    def ms(self, one: Pass, tokens: int) -> float:  # noqa: ARG002
-        """Padding is in what was measured."""
-        cost = self.costs.get(self._mode(one)) or next(iter(self.costs.values()))
-        return 1e3 * cost.seconds(_shape(one))
+    def ms(self, work: Pass, tokens: int) -> float:  # noqa: ARG002
+        """Return milliseconds of a pass; the measured times include padding."""
+        cost = self.costs.get(self._mode(work)) or next(iter(self.costs.values()))
+        return 1e3 * cost.seconds(_shape(work))
 
-    def _mode(self, one: Pass) -> ExecutionMode:
-        if self.graph_tokens is not None and one.tokens > self.graph_tokens:
+    def _mode(self, work: Pass) -> ExecutionMode:
+        if self.graph_tokens is not None and work.tokens > self.graph_tokens:
             return ExecutionMode.BEYOND_GRAPH
-        return ExecutionMode.UNIFORM if one.even and not one.prompts else ExecutionMode.RAGGED
+        return ExecutionMode.UNIFORM if work.uniform and not work.prompts else ExecutionMode.RAGGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ def drafter(part: Mapping[str, Any]) -> ProfiledDrafter:
     return ProfiledDrafter(DrafterCost(StepCost(**part["cost"]), part["passes"], StepCost(**part["firstPass"])))
 
 
-def _shape(one: Pass) -> Shape:
-    prompts = sum(chunk for chunk, _ in one.prompts)
-    cached = one.requests * one.context
-    query = cached * one.queries + sum(chunk * prefix for chunk, prefix in one.prompts)
+def _shape(work: Pass) -> Shape:
+    prompts = sum(chunk for chunk, _ in work.prompts)
+    cached = work.requests * work.context
+    query = cached * work.queries + sum(chunk * prefix for chunk, prefix in work.prompts)
     return Shape(
-        n_context=cached + sum(prefix for _, prefix in one.prompts),
-        n_batched=one.tokens,
-        n_requests=one.requests + len(one.prompts),
+        n_context=cached + sum(prefix for _, prefix in work.prompts),
+        n_batched=work.tokens,
+        n_requests=work.requests + len(work.prompts),
         n_context_query=query / 1000,
         n_prompt=prompts,
     )

@@ -1,10 +1,10 @@
 """Composes a world from NVIDIA's measured kernels (the package aiconfigurator-core, the extra `bench`).
 
-    python -m outrider_runtime.simulate.worlds.compose FOLDER     every world of the benchmarks, anew
+    python -m outrider_runtime.simulate.worlds.compose FOLDER     every world of the benchmarks
 
 The package has the times of matrix products, attention and all-reduces on a system, and adds them up for a step of
-plain decoding or of a prompt. A step that verifies takes from it the products of all its tokens and the attention of
-its requests. `DERIVED` says what is not measured.
+plain decoding or of prefill. The time of a step that verifies is composed from the products of all its tokens and the
+attention of its requests. `DERIVED` names the parts that are not measured.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ CONTEXT = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHUNK = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFIX = (0, 512, 1024, 2048, 4096, 8192, 16384)
 FURTHER_QUERY = 0.045
-"""From MagicDec's Table 1 (8 x A100, Llama-3.1-8B, 8,000 to 32,000 tokens of context): with 3 tokens a request, a
-step's time grows 1.05 to 1.15 times as fast with context as with one."""
+"""Attention of a further query token of a request / attention of the first one.
+
+It follows from MagicDec's Table 1 (8 x A100, Llama-3.1-8B, 8,000 to 32,000 tokens of context): with 3 tokens a request,
+a step's time grows 1.05 to 1.15 times as fast with context as with one.
+"""
 GRAPH_TOKENS = 512
 """vLLM's largest captured graph."""
 PIECE_LAUNCH_MS = 0.006
-"""A layer whose attention runs between graphs."""
+"""Launch time of a layer whose attention runs between CUDA graphs."""
 FLASH_ATTENTION_3 = ("h100_sxm", "h200_sxm")
-"""Systems with whole graphs for steps of any lengths."""
+"""Systems with full CUDA graphs for steps of any lengths."""
 DRAFT_LAUNCH = {"launchMs": 0.08, "samplingMs": [0.02, 3e-4]}
 LOOKUP = {"kind": "lookup", "constantMs": 0.05, "perRequestMs": 0.004}
 SPARSE = {"kind": "sparse"}
@@ -74,19 +77,19 @@ VARLEN = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to compose."""
+    """The input of a composition."""
 
     name: str
     system: str
     gpus: int
     target: ModelShape
     model: str
-    """As users call it."""
+    """Name of the target."""
     drafts: Mapping[str, ModelShape]
     """Draft models with a cache of their own, by drafter name."""
 
     def covers(self, other: Recipe) -> bool:
-        """Its world answers for the other's deployment."""
+        """Return whether its world has all step times of the other recipe."""
         same = (self.system, self.gpus, self.target) == (other.system, other.gpus, other.target)
         return same and other.drafts.items() <= self.drafts.items()
 
@@ -109,10 +112,10 @@ RECIPES = (
 
 
 class Kernels:
-    """The package's times of one model on one system."""
+    """Kernel times of one model on one system, from the package."""
 
     def __init__(self, shape: ModelShape, system: str, gpus: int) -> None:
-        """Raises SimulationError where the package is not there, or does not hold the system."""
+        """Raises SimulationError if the package is missing, or does not know the system."""
         try:
             from aiconfigurator_core import AicEngine
             from aiconfigurator_core.sdk import compile_engine
@@ -127,7 +130,7 @@ class Kernels:
                 raise SimulationError(f"{PACKAGE} cannot compose {gpus} x {system}: {error}") from error
 
     def decode(self, requests: int, context: int) -> dict[str, float]:
-        """Milliseconds of each operation of a step of plain decoding."""
+        """Return milliseconds of each operation in a step of plain decoding."""
         return {name: ms for name, ms, *_ in self._engine.decode_step_per_op(requests, context, 2)}
 
     def prefill_attention(self, chunk: int, prefix: int) -> float:
@@ -136,7 +139,7 @@ class Kernels:
 
 
 def missing_package(name: str) -> SimulationError:
-    """`name`: the system or model that does not ship."""
+    """Make the error for a missing package. name: the system or model that does not ship."""
     systems = ", ".join(sorted({recipe.system for recipe in RECIPES}))
     shipped = ", ".join(f"{recipe.model} on {recipe.gpus} x {recipe.system}" for recipe in RECIPES)
     return SimulationError(
@@ -146,7 +149,7 @@ def missing_package(name: str) -> SimulationError:
 
 
 def tables(kernels: Kernels, *, wide_input: bool = False) -> ModelTables:
-    """`wide_input`: of an EAGLE head, whose queries and keys read twice the width."""
+    """Make the tables of a model. wide_input: whether queries and keys read twice the width, as in an EAGLE head."""
     steps = [kernels.decode(tokens, 1024) for tokens in TOKENS]
     decode = [[_named(kernels.decode(n, context), "attention") for context in CONTEXT] for n in REQUESTS]
     prefill = [[kernels.prefill_attention(chunk, prefix) for prefix in PREFIX] for chunk in CHUNK]
@@ -168,12 +171,12 @@ def _named(step: Mapping[str, float], part: str) -> float:
 
 
 def fusion(kernels: Kernels) -> Curve:
-    """What an EAGLE-3 head's first pass costs beyond a pass: three states of the target become one."""
+    """Return the extra time of an EAGLE-3 head's first pass, which fuses three hidden states of the target into one."""
     return curve(TOKENS, [3 * _named(kernels.decode(n, 1024), "proj") for n in TOKENS])
 
 
 def compose(recipe: Recipe) -> dict[str, Any]:
-    """A world's document. Raises SimulationError as `Kernels` does."""
+    """Make a world's document. Raises SimulationError, see `Kernels`."""
     kv_tokens = _kv_tokens(recipe)
     target = tables(Kernels(recipe.target, recipe.system, recipe.gpus)).document()
     pieces_ms = round(PIECE_LAUNCH_MS * recipe.target.layers, 3)
@@ -231,7 +234,7 @@ def _kv_tokens(recipe: Recipe) -> int:
 
 
 def _memory_bytes(system: str) -> int:
-    """Of one GPU. Raises SimulationError, with the systems that there are, for another one."""
+    """Return the memory of one GPU. Raises SimulationError, which lists the known systems, for an unknown one."""
     try:
         import aiconfigurator_core
     except ImportError as error:
@@ -239,14 +242,14 @@ def _memory_bytes(system: str) -> int:
 
     folder = Path(aiconfigurator_core.__file__).parent / "systems"
     described = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")}
-    gpus = {name: one["gpu"] for name, one in described.items() if "gpu" in one}
+    gpus = {name: described_system["gpu"] for name, described_system in described.items() if "gpu" in described_system}
     if system not in gpus:
         raise SimulationError(f"{PACKAGE} has no system {system}; it has {', '.join(sorted(gpus))}")
     return int(gpus[system]["mem_capacity"])
 
 
 def write(document: Mapping[str, Any], folder: Path) -> Path:
-    """One line for each of a world's parts, so that a change can be read."""
+    """Write a world, with one line for each part, so that changes are readable."""
     path = folder / f"{document['name']}.json"
     path.write_text(_lines(document, 0) + "\n", encoding="utf-8")
     return path

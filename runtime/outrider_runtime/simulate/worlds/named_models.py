@@ -1,4 +1,4 @@
-"""The shape of a model that a manifest names: one whose world ships, or one that aiconfigurator-core knows."""
+"""Shapes of models by name: those of shipped worlds, and those that aiconfigurator-core knows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def shape_of(model: str) -> ModelShape:
-    """By name, whoever publishes it: `me/Llama-3.1-8B-Instruct` is Meta-Llama-3.1-8B.
+    """Return the shape of a model by its name, without the publisher: `me/Llama-3.1-8B-Instruct` is Meta-Llama-3.1-8B.
 
-    Raises SimulationError where the model is not known and the package is not there, or has no such dense model.
+    Raises SimulationError if the model is unknown and the package is missing, or has no such dense model.
     """
     if plain(model) in KNOWN:
         return KNOWN[plain(model)]
@@ -29,7 +29,7 @@ def shape_of(model: str) -> ModelShape:
 
 
 def _configs(model: str) -> dict[str, Path]:
-    """`model`: who asks for them."""
+    """Return the package's config files, by plain name. model: the name in the error."""
     try:
         import aiconfigurator_core
     except ImportError as error:
@@ -39,7 +39,7 @@ def _configs(model: str) -> dict[str, Path]:
 
 
 def plain(model: str) -> str:
-    """Without publisher, `Meta-`, `-Instruct`, and what is no letter or digit."""
+    """Strip publisher, `Meta-`, `-Instruct`, and all but letters, digits and dots from a name."""
     name = model.rpartition("/")[2].lower()
     name = re.sub(r"^meta-|-(instruct|chat|it|base|hf)$", "", name)
     return re.sub(r"[^a-z0-9.]", "", name)

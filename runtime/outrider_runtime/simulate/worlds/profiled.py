@@ -29,17 +29,17 @@ DERIVED = (
 
 
 def load(path: Path) -> World:
-    """Raises SimulationError for a file that is no result of outrider-profile."""
+    """Load a result of outrider-profile. Raises SimulationError for any other file."""
     return parsed(document(path, path.stem))
 
 
 def document(path: Path, name: str) -> dict[str, Any]:
-    """A world's document. Raises SimulationError as `load` does."""
+    """Make a world's document from a result of outrider-profile. Raises SimulationError for any other file."""
     result = _read(path)
     target = result.target
     if target is None:
         raise SimulationError(f"{path} holds no measurement of a target: run outrider-profile for it without --drafter")
-    drafters = {one.name: _drafter(one) for one in result.drafters}
+    drafters = {profile.name: _drafter(profile) for profile in result.drafters}
     if len(drafters) < len(result.drafters):
         raise SimulationError(f"{path} measures two drafters of one name: {', '.join(sorted(drafters))}")
     return {
@@ -58,33 +58,37 @@ def document(path: Path, name: str) -> dict[str, Any]:
     }
 
 
-def _drafter(one: DrafterProfile) -> dict[str, Any]:
-    return {"passes": one.autoregressive, "cost": one.cost.model_dump(), "firstPass": one.first_pass.model_dump()}
+def _drafter(profile: DrafterProfile) -> dict[str, Any]:
+    return {
+        "passes": profile.autoregressive,
+        "cost": profile.cost.model_dump(),
+        "firstPass": profile.first_pass.model_dump(),
+    }
 
 
 def _read(path: Path) -> ProfilingResult:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
-        return ProfilingResult.model_validate(_result(found) if isinstance(found, dict) else found)
+        parsed_file = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+        return ProfilingResult.model_validate(_result(parsed_file) if isinstance(parsed_file, dict) else parsed_file)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'the document'}: {one['msg']}"
-            for one in error.errors(include_url=False)
+            f"{'.'.join(map(str, problem['loc'])) or 'the document'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
         )
         raise SimulationError(f"{path} is no result of outrider-profile: {problems}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise SimulationError(f"cannot read the profile {path}: {' '.join(str(error).split())}") from error
 
 
-def _result(found: dict[str, Any]) -> Any:
-    """Raises ValueError for a ConfigMap whose data is none."""
-    if found.get("kind") == "ConfigMap":
-        data = found.get("data") or {}
+def _result(parsed_file: dict[str, Any]) -> Any:
+    """Return the result in a parsed file. Raises ValueError for a ConfigMap with invalid data."""
+    if parsed_file.get("kind") == "ConfigMap":
+        data = parsed_file.get("data") or {}
         if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
             raise ValueError("a ConfigMap's data is a mapping of texts; write it with kubectl get configmap -o yaml")
         parts = {name: json.loads(text) for name, text in data.items()}
         return {"target": parts.pop(TARGET_FILE, None), "drafters": [*parts.values()]}
-    return found.get("result", found)
+    return parsed_file.get("result", parsed_file)
 
 
 def main() -> None:

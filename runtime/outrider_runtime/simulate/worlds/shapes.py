@@ -1,4 +1,4 @@
-"""The shapes of models whose steps are composed, as their config.json has them."""
+"""Shapes of models whose steps are composed, with the values of their config.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A Llama-like model."""
+    """Layer counts and widths of a Llama-like model."""
 
     layers: int
     hidden: int
@@ -20,17 +20,17 @@ class ModelShape:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token, in 16 bits."""
+        """Bytes of KV per token, in 16 bits."""
         return 4 * self.layers * self.key_heads * self.head_dim
 
     @property
     def weight_bytes(self) -> int:
-        """In 16 bits, one table of the vocabulary included."""
+        """Bytes of weights in 16 bits, one table of the vocabulary included."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.key_heads)
         return 2 * (self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary)
 
     def config(self) -> dict[str, Any]:
-        """A config.json that says no more than this."""
+        """Make a minimal config.json."""
         return {
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
             "num_hidden_layers": self.layers, "hidden_size": self.hidden, "head_dim": self.head_dim,
@@ -44,9 +44,9 @@ class ModelShape:
 LLAMA_8B = ModelShape(32, 4096, 32, 8, 14336, 128256)
 LLAMA_70B = ModelShape(80, 8192, 64, 8, 28672, 128256)
 LLAMA_1B = ModelShape(16, 2048, 16, 4, 8192, 128256)
-"""Its 32 and 8 heads of 64 taken as half as many of 128: the same width, and what every system was measured with."""
+"""Its 32 and 8 heads of 64 count as 16 and 4 heads of 128: the width is the same, and all systems have times of 128."""
 LLAMA_160M = ModelShape(12, 768, 6, 6, 3072, 32000)
-"""Its 12 heads of 64 taken as 6 of 128."""
+"""Its 12 heads of 64 count as 6 heads of 128."""
 VICUNA_7B = ModelShape(32, 4096, 32, 32, 11008, 32000)
 VICUNA_33B = ModelShape(60, 6656, 52, 52, 17920, 32000)
 KNOWN = {
@@ -57,12 +57,12 @@ KNOWN = {
     "vicuna7bv1.5": VICUNA_7B,
     "vicuna33bv1.3": VICUNA_33B,
 }
-"""By name (`models.plain`); for these no package has to be installed."""
+"""Shapes by name (`named_models.plain`) that need no package."""
 EAGLE_VOCABULARY = 32000
 
 
 def eagle_head(target: ModelShape) -> ModelShape:
-    """The one layer of an EAGLE-3 head of this target, and its smaller vocabulary."""
+    """Return the shape of an EAGLE-3 head: one layer of the target's width, and a smaller vocabulary."""
     return ModelShape(
         1, target.hidden, target.heads, target.key_heads, target.intermediate, EAGLE_VOCABULARY, target.head_dim
     )

@@ -1,4 +1,4 @@
-"""One model's forward pass as measured parts: read straight between the points of tables."""
+"""Measured parts of one model's forward pass, interpolated linearly between the points of tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Milliseconds at points of one axis: straight between two and beyond the last, the first one's below it."""
+    """Milliseconds over one axis: linear between points and beyond the last one, constant below the first one."""
 
     at: tuple[float, ...]
-    """Rising."""
+    """Points of the axis, ascending."""
     ms: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -31,12 +31,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """Milliseconds at points of two axes; between rows and beyond them as a curve."""
+    """Milliseconds over two axes; interpolated between rows like a curve."""
 
     rows: tuple[float, ...]
-    """Rising."""
+    """Points of the first axis, ascending."""
     curves: tuple[Curve, ...]
-    """One a row, over the other axis."""
+    """Curve over the second axis, by row."""
 
     def __call__(self, row: float, column: float) -> float:
         rows, curves = self.rows, self.curves
@@ -48,12 +48,12 @@ class Surface:
 
 
 def curve(at: Sequence[float], ms: Sequence[float]) -> Curve:
-    """Raises ValueError for points that do not rise."""
+    """Make a curve. Raises ValueError for points that do not ascend."""
     return Curve(tuple(map(float, at)), tuple(map(float, ms)))
 
 
 def surface(rows: Sequence[float], columns: Sequence[float], ms: Sequence[Sequence[float]]) -> Surface:
-    """ms: (rows, columns). Raises ValueError for columns that do not rise."""
+    """Make a surface. ms: (rows, columns). Raises ValueError for columns that do not ascend."""
     return Surface(tuple(map(float, rows)), tuple(curve(columns, row) for row in ms))
 
 
@@ -62,18 +62,18 @@ class ModelTables:
     """The parts of one model's forward pass."""
 
     tokens: Curve
-    """All that is done for each batched token alike: matrix products, norms, all-reduces."""
+    """Work for each batched token: matrix products, norms, all-reduces. Axis: batched tokens."""
     logits: Curve
-    """The output layer, by tokens whose logits are needed."""
+    """The output layer. Axis: tokens whose logits are needed."""
     decode_attention: Surface
-    """By requests that decode and their mean context."""
+    """Attention of decoding requests. Axes: requests, mean context."""
     prefill_attention: Surface
-    """By a prompt's chunk and the tokens before it."""
+    """Attention of a prefill chunk. Axes: chunk, tokens before it."""
     further_token: Surface | None = None
-    """What one more token of a request costs, by requests and their mean context; None: what `tokens` says."""
+    """Extra time of a further token of each request. Axes: requests, mean context. None: given by `tokens`."""
 
     def document(self) -> dict[str, Any]:
-        """As a world's file has it."""
+        """Return the form that a world's file has."""
         further = self.further_token
         return {
             "tokens": curve_document(self.tokens),
@@ -93,13 +93,13 @@ def from_document(document: Mapping[str, Any]) -> ModelTables:
     )
 
 
-def curve_document(one: Curve) -> dict[str, list[float]]:
-    return {"at": list(one.at), "ms": _rounded(one.ms)}
+def curve_document(curve: Curve) -> dict[str, list[float]]:
+    return {"at": list(curve.at), "ms": _rounded(curve.ms)}
 
 
-def _surface_document(one: Surface) -> dict[str, Any]:
-    columns = list(one.curves[0].at)
-    return {"rows": list(one.rows), "columns": columns, "ms": [_rounded(row.ms) for row in one.curves]}
+def _surface_document(surface: Surface) -> dict[str, Any]:
+    columns = list(surface.curves[0].at)
+    return {"rows": list(surface.rows), "columns": columns, "ms": [_rounded(row.ms) for row in surface.curves]}
 
 
 def _rounded(ms: Sequence[float]) -> list[float]:

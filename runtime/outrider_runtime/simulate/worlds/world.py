@@ -1,4 +1,4 @@
-"""A target with its drafters on one kind of hardware: seconds of each part of an engine step."""
+"""Step times of a target and its drafters on one kind of hardware."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORLDS = FOLDER / "worlds"
 
 
 BLOCK_LAYERS = 5
-"""Layers of a block draft: what is published for targets of 4B to 32B has 5 to 8."""
+"""Layers of a block drafter; published ones for targets of 4B to 32B have 5 to 8."""
 
 
 class DrafterKind(StrEnum):
@@ -33,71 +33,71 @@ class DrafterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a forward pass processes."""
+    """The work of one forward pass."""
 
     tokens: int
     """Batched tokens, prompts included."""
     requests: int
-    """That decode, with 1 or more tokens each."""
+    """Decoding requests, with 1 or more tokens each."""
     context: float
-    """Cached tokens of those, on average."""
+    """Mean number of cached tokens of decoding requests."""
     logits: int
     """Tokens whose logits are needed."""
     prompts: Sequence[tuple[int, int]] = ()
-    """Chunk, and the tokens before it, of each prompt in the pass."""
-    even: bool = True
-    """Every request that decodes has as many tokens."""
+    """(chunk, tokens before it) of each prefill in the pass."""
+    uniform: bool = True
+    """Whether all decoding requests have the same number of tokens."""
     whole_context: float | None = None
-    """Of a pass over a window: cached tokens of those requests, read or not, on average. None: all are read."""
+    """Mean number of cached tokens, read or not, for a pass over a window; None: all are read."""
 
     @property
     def queries(self) -> float:
-        """Tokens of a request that decodes, on average."""
+        """Mean number of tokens of a decoding request in the pass."""
         prompts = sum(chunk for chunk, _ in self.prompts)
         return (self.tokens - prompts) / self.requests if self.requests else 1.0
 
     def later(self, width: int) -> Pass:
-        """A draft's later pass: `width` nodes of each request that decodes."""
+        """Return a draft's later pass, with `width` nodes of each decoding request."""
         tokens = width * self.requests
         return Pass(tokens, self.requests, self.context, tokens, whole_context=self.whole_context)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a pass costs beside its kernels, in milliseconds."""
+    """Time of a pass in addition to its kernels, in milliseconds."""
 
     always: float
     prompts: float
-    """More where a prompt is in the pass."""
+    """Added if the pass has a prefill."""
     sampling: float
     sampling_token: float
-    """For each token with logits."""
+    """Added for each token with logits."""
     varlen: float = 0.0
-    """More where requests that decode have unequal numbers of tokens, and no prompt is in the pass."""
+    """Added if decoding requests have different numbers of tokens, and the pass has no prefill."""
 
-    def ms(self, one: Pass) -> float:
-        apart = self.varlen if one.requests and not one.even else 0.0
-        pieces = self.prompts if one.prompts else apart
-        return self.always + pieces + self.sampling + self.sampling_token * one.logits
+    def ms(self, work: Pass) -> float:
+        varlen = self.varlen if work.requests and not work.uniform else 0.0
+        pieces = self.prompts if work.prompts else varlen
+        return self.always + pieces + self.sampling + self.sampling_token * work.logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
-    """A model's passes."""
+    """Times of a model's passes."""
 
     tables: ModelTables
     launch: Launch
     further_query: float = 0.0
-    """Attention of one more token of a request, as a share of its first one's: keys are read once."""
+    """Attention of a further token of a request / attention of its first one; small, as keys are read once."""
     by_whole_context: bool = False
-    """Its times are by `Pass.whole_context`."""
+    """Whether its tables are over `Pass.whole_context`."""
 
-    def ms(self, one: Pass, tokens: int) -> float:
-        """`tokens`: with the padding of a graph."""
-        return self.layers_ms(one, tokens, 1)
+    def ms(self, work: Pass, tokens: int) -> float:
+        """Return milliseconds of a pass. tokens: batched tokens, with the padding of a CUDA graph."""
+        return self.layers_ms(work, tokens, 1)
 
     def layers_ms(self, work: Pass, tokens: int, times: int) -> float:
-        """Milliseconds of a model that has so many times the layers."""
+        """Return milliseconds of a model with `times` the number of layers."""
         tables = self.tables
         attention = sum(tables.prefill_attention(chunk, prefix) for chunk, prefix in work.prompts)
         if work.requests:
@@ -113,7 +113,7 @@ class Forward:
 
 
 class TargetTimes(Protocol):
-    def ms(self, one: Pass, tokens: int) -> float: ...
+    def ms(self, work: Pass, tokens: int) -> float: ...
 
 
 class DrafterTimes(Protocol):
@@ -122,12 +122,11 @@ class DrafterTimes(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
-    """A drafter whose every depth is a pass: the first over what it is fed, the others over a depth of each request's
-    tree."""
+    """An autoregressive drafter. Its first pass runs over the tokens that it is fed, each other one over a depth."""
 
     forward: Forward
     fusion: Curve | None = None
-    """Of a head: what its first pass costs beyond a pass."""
+    """Extra time of a head's first pass."""
 
     def ms(self, first: Pass, passes: int, width: int = 1) -> float:
         once = self.forward.ms(first, padded(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
@@ -137,8 +136,11 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPass:
-    """A block drafter, from an EAGLE head of its target: it is fed what a head's first pass costs beyond a pass, and
-    one pass over the whole block of each request proposes any number of tokens."""
+    """A block drafter, composed from an EAGLE head of its target.
+
+    Feeding it costs the extra time of a head's first pass. One pass over a block of each request proposes any number of
+    tokens.
+    """
 
     head: Passes
     tokens: int
@@ -165,38 +167,38 @@ class World:
 
     name: str
     origin: str
-    """composed, measured or rows."""
+    """Origin of the times: composed, measured or rows."""
     model: str
     device: str
     gpus: int
     source: str
     derived: tuple[str, ...]
-    """What was not measured, in sentences."""
+    """Parts that were not measured, in sentences."""
     kv_tokens: int
     graph_tokens: int | None
-    """Largest pass that a graph runs, padded to its size; None: no graphs."""
+    """Batched tokens of the largest CUDA graph; None: no graphs."""
     target: TargetTimes
     drafters: Mapping[str, DrafterTimes]
     takes_any_lengths: bool
     """Whether steps of unequal lengths cost no more than uniform ones, so that the device may choose them."""
 
-    def target_s(self, one: Pass) -> float:
-        """Seconds of the target's pass, sampling included."""
-        return self.target.ms(one, self._tokens(one)) / 1e3
+    def target_s(self, work: Pass) -> float:
+        """Return seconds of the target's pass, sampling included."""
+        return self.target.ms(work, self._tokens(work)) / 1e3
 
     def draft_s(self, drafter: str, first: Pass, passes: int, width: int = 1) -> float:
-        """Seconds of a drafter that is fed `first` and proposes trees of `passes` depths; 0: its first pass alone."""
+        """Return seconds of a drafter with first pass `first` and `passes` depths; 0: only its first pass."""
         return self.drafters[drafter].ms(first, passes, width) / 1e3
 
-    def _tokens(self, one: Pass) -> int:
-        fits = self.graph_tokens is not None and one.tokens <= self.graph_tokens
-        return padded(one) if fits else one.tokens
+    def _tokens(self, work: Pass) -> int:
+        fits = self.graph_tokens is not None and work.tokens <= self.graph_tokens
+        return padded(work) if fits else work.tokens
 
 
-def padded(one: Pass) -> int:
-    """Tokens of the smallest captured graph that holds the pass: 1, 2, 4, eights to 256, sixteens beyond (vLLM)."""
-    tokens = one.tokens
-    if tokens <= 2 or one.prompts:
+def padded(work: Pass) -> int:
+    """Return the tokens of the smallest graph that holds the pass: 1, 2, 4, multiples of 8 to 256, then of 16."""
+    tokens = work.tokens
+    if tokens <= 2 or work.prompts:
         return tokens
     if tokens <= 4:
         return 4
@@ -209,7 +211,7 @@ def known() -> list[str]:
 
 
 def load(name: str) -> World:
-    """One that ships. Raises SimulationError with the names of those that do."""
+    """Load a shipped world. Raises SimulationError, which lists the shipped ones, for an unknown name."""
     if name not in known():
         raise SimulationError(f"{name} is no file, and no world is called so; known are {', '.join(known())}")
     return parsed(json.loads((WORLDS / f"{name}.json").read_text(encoding="utf-8")))
@@ -240,15 +242,17 @@ def parsed(document: Mapping[str, Any]) -> World:
 
 
 def _takes_any_lengths(document: Mapping[str, Any]) -> bool:
-    """A profile does not say so of an engine with graphs."""
+    """Return whether varlen steps cost no more; a profile of an engine with graphs does not say so."""
     if document["origin"] == "composed":
         return not document["target"].get("varlenLaunchMs")
     return document["graphTokens"] is None
 
 
 def _forward(part: Mapping[str, Any]) -> Forward:
-    sampling, each = part["samplingMs"]
-    launch = Launch(part["launchMs"], part.get("promptLaunchMs", 0.0), sampling, each, part.get("varlenLaunchMs", 0.0))
+    sampling, per_token = part["samplingMs"]
+    launch = Launch(
+        part["launchMs"], part.get("promptLaunchMs", 0.0), sampling, per_token, part.get("varlenLaunchMs", 0.0)
+    )
     return Forward(
         from_document(part), launch, part.get("furtherQuery", 0.0), by_whole_context=part.get("byWholeContext", False)
     )
