@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from eagle3.head import Head
@@ -18,12 +20,20 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def save(head: Head, target: Target, folder: Path) -> None:
-    """Writes each file under a temporary name and renames it: never half a head. World-readable: a pod mounts it."""
+    tensors = parameters(head, target) | vocabulary_maps(head.vocabulary.cpu(), target.config.vocab_size)
+    write_head(folder, tensors, head_config(target, len(head.vocabulary)))
+
+
+def parameters(head: nn.Module, target: Target) -> dict[str, Tensor]:
+    """Weights by name, in the target's type."""
     dtype = target.config.dtype or torch.bfloat16
-    tensors = {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in head.named_parameters()}
-    tensors |= vocabulary_maps(head.vocabulary.cpu(), target.config.vocab_size)
+    return {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in head.named_parameters()}
+
+
+def write_head(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, object]) -> None:
+    """Writes each file under a temporary name and renames it: never half a head. World-readable: a pod mounts it."""
     save_file(tensors, folder / f"{WEIGHTS}.partial", metadata={"format": "pt"})
-    (folder / f"{CONFIG}.partial").write_text(json.dumps(head_config(target, len(head.vocabulary)), indent=1) + "\n")
+    (folder / f"{CONFIG}.partial").write_text(json.dumps(config, indent=1) + "\n")
     for name in (CONFIG, WEIGHTS):
         partial = folder / f"{name}.partial"
         partial.chmod(0o644)
@@ -59,19 +69,30 @@ def head_config(target: Target, draft_vocabulary: int) -> dict[str, object]:
     }
 
 
+def read_head(folder: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and configuration; raises CannotTrainError where there are none."""
+    try:
+        return load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CannotTrainError(f"{folder} holds no {kind}: {error}") from None
+
+
 def load(folder: Path, target: Target) -> Head:
     """The head in a folder; raises CannotTrainError where it is none, or one for another target."""
-    try:
-        tensors = load_file(folder / WEIGHTS)
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CannotTrainError(f"{folder} holds no EAGLE-3 head: {error}") from None
+    tensors, config = read_head(folder, "EAGLE-3 head")
     layers = config.get("eagle_aux_hidden_state_layer_ids", list(target.layers))
     if list(layers) != list(target.layers):
         raise CannotTrainError(f"The head in {folder} fuses the layers {layers}, this trains on {list(target.layers)}.")
     offsets = tensors.pop("d2t", torch.zeros(target.config.vocab_size, dtype=torch.long))
     tensors.pop("t2d", None)
-    head = Head(target.config, offsets + torch.arange(len(offsets)))
+    return filled(Head(target.config, offsets + torch.arange(len(offsets))), tensors, target, folder)
+
+
+Draft = TypeVar("Draft", bound=nn.Module)
+
+
+def filled(head: Draft, tensors: Mapping[str, Tensor], target: Target, folder: Path) -> Draft:
+    """The head with these weights; raises CannotTrainError where they are of another shape."""
     try:
         head.load_state_dict(tensors)
     except RuntimeError as error:

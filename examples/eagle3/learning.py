@@ -36,25 +36,46 @@ def new_head(target: Target, answers: Sequence[Answer], size: int) -> Head:
 
     Raw states differ a hundredfold between dimensions, and drown what the layer adds: each is divided by its own size.
     """
-    head, width = Head(target.config, draft_vocabulary(target, answers, size)), target.config.hidden_size
-    sizes = torch.cat([answer.fused[answer.prompt - 1 :] for answer in answers]).float().square().mean(0).sqrt().cpu()
+    head = Head(target.config, draft_vocabulary(target, answers, size))
+    begin_at_random(head)
+    begin_fusing(head.fc, answers)
     with torch.no_grad():
-        for module in head.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.normal_(std=module.in_features**-0.5)
-        head.fc.weight[:, -width:] += torch.eye(width) / OTHER_STATES
-        head.fc.weight.mul_(OTHER_STATES).div_(sizes.clamp_min(1e-3))
         head.norm.weight.fill_(FIRST_NORM)
         head.lm_head.weight.copy_(target.output[head.vocabulary])
     return head.to(target.device)
 
 
+@torch.no_grad()
+def begin_at_random(head: nn.Module) -> None:
+    """Weights of every projection at a scale that keeps that of what they read; biases at 0."""
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.normal_(std=module.in_features**-0.5)
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+@torch.no_grad()
+def begin_fusing(fc: nn.Linear, answers: Sequence[Answer]) -> None:
+    """Reads the deepest of the answers' states, and some of a random mix of as many as `fc` takes."""
+    states = [answer.fused[answer.prompt - 1 :, -fc.in_features :] for answer in answers]
+    sizes = torch.cat(states).float().square().mean(0).sqrt().cpu()
+    fc.weight[:, -fc.out_features :] += torch.eye(fc.out_features) / OTHER_STATES
+    fc.weight.mul_(OTHER_STATES).div_(sizes.clamp_min(1e-3))
+
+
 def draft_vocabulary(target: Target, answers: Sequence[Answer], size: int) -> Tensor:
-    """The tokens that the target expects most often in its answers: sums of its probabilities, not counts."""
+    """The tokens that the target expects most often in its answers."""
+    expected = token_expectations(target, answers)
+    return expected.topk(min(size, len(expected))).indices.sort().values
+
+
+def token_expectations(target: Target, answers: Sequence[Answer]) -> Tensor:
+    """(V,): how often the target expects each token in its answers; sums of its probabilities, not counts."""
     expected = torch.zeros(target.config.vocab_size, device=target.device)
     for answer in answers:
         expected += (answer.final[answer.prompt - 1 :] @ target.output.T).float().softmax(-1).sum(0)
-    return expected.topk(min(size, len(expected))).indices.sort().values
+    return expected
 
 
 def collate(answers: Sequence[Answer]) -> Batch:
@@ -118,10 +139,15 @@ def halves_pay(device: str) -> bool:
 
 def learn(target: Target, head: Head, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
     """One step; the loss before it."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
     with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
         loss = loss_of(head, target, batch)
+    return step(head, optimizer, loss, rate)
+
+
+def step(head: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> float:
+    """Moves the head down the gradient of `loss`, at a learning rate; the loss before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(head.parameters(), CLIP_NORM)

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
-from eagle3.learning import draft_vocabulary, halves_pay
+from eagle3.learning import draft_vocabulary, halves_pay, step
 from eagle3.target import Answer, Target
-from torch import Tensor, nn
+from torch import Tensor
 
 from medusa.heads import Head, Heads
 
@@ -19,7 +19,6 @@ STRETCH = 64
 """Positions of each answer that a step trains on: many small steps over many answers teach more than few large ones."""
 WIDEST = 4
 """Nodes that the engine's trees hold at a depth: so many ranks of a head may count."""
-CLIP_NORM = 0.5
 RIDGE = 0.01
 """Share of the states' mean square: how strongly a first guess is drawn to the target's own answer."""
 
@@ -78,15 +77,9 @@ def learn(
     target: Target, heads: Heads, optimizer: torch.optim.Optimizer, answers: Sequence[Answer], rate: float
 ) -> float:
     """One step; the loss before it."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
     with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
         loss = loss_of(heads, target, [stretch(states) for states in answered(answers)])
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(heads.parameters(), CLIP_NORM)
-    optimizer.step()
-    return float(loss.detach())
+    return step(heads, optimizer, loss, rate)
 
 
 @torch.no_grad()
