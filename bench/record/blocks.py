@@ -1,0 +1,24 @@
+"""What a block head proposes at every position of a text at once: its blocks see the text's states before them."""
+
+from __future__ import annotations
+
+import torch
+from block_head.head import BLOCK, BlockHead
+from block_head.learning import stretch_of
+from eagle3.target import Answer, Target
+
+from bench.record.chains import Chains, greedy
+
+
+@torch.inference_mode()
+def of_block_head(head: BlockHead, target: Target, answer: Answer, count: int) -> Chains:
+    """Proposals behind each of the answer's first `count` tokens; both (count, BLOCK)."""
+    stretch = stretch_of(answer, answer.prompt, count, answer.prompt)
+    token = stretch.tokens[0, :count]
+    states = head(target.embed, token[None], stretch.context, stretch.unseen)[0].to(target.output.dtype)
+    proposed, confidence = [], []
+    for place in range(BLOCK):
+        token, sure = greedy(states[:, place] @ target.output.T + head.markov(token))
+        proposed.append(token)
+        confidence.append(sure)
+    return Chains(torch.stack(proposed, 1), torch.stack(confidence, 1))
