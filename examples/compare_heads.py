@@ -1,4 +1,5 @@
-"""How often the serving engine accepts what EAGLE-3 heads propose, on the same prompts (docs/how-to/train-a-draft.md).
+"""How often the serving engine accepts what EAGLE-3 and block heads propose, on the same prompts
+(docs/how-to/train-a-draft.md).
 
     python examples/compare_heads.py --target MODEL --prompts FILE HEAD [HEAD ...]
 
@@ -23,6 +24,7 @@ from eagle3.target import CannotTrainError
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import (
     Accelerator,
+    BlockDraft,
     Drafter,
     DraftMethod,
     DraftPrefill,
@@ -35,7 +37,9 @@ from outrider_crds.spec import (
 )
 from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.control.data.plans import Outcome
+from outrider_runtime.drafters.draft_configs import typed_config
 from outrider_runtime.loop.steps import FinishedStep
+from outrider_runtime.model_config import UnreadableConfigError, read_config
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch
 from train_eagle3 import figure, positive, read_prompts
@@ -115,14 +119,24 @@ def encoded(engine: Any, prompt: str) -> dict[str, list[int]]:
 
 
 def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPlan:
-    drafter = Drafter(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
     boot = BootConfig(
-        service="heads", namespace="default", revision="local", target=local(target), draft_pool=[drafter],
+        service="heads", namespace="default", revision="local", target=local(target), draft_pool=[drafter_of(head)],
         accelerator=Accelerator(products=["cpu"]), engine=Engine(extra_args=[*ENGINE_ARGUMENTS, "--enforce-eager"]),
         max_draft_tokens=draft_tokens,
     )  # fmt: skip
     hot = HotConfig(mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=draft_tokens)
     return launch.plan_launch(boot, hot, Paths(mounted=False, run_dir=tempfile.mkdtemp(prefix="outrider-")))
+
+
+def drafter_of(head: Path) -> Drafter:
+    """The drafter that the folder's config says it is. A folder without one is refused with the pool's own sentence."""
+    try:
+        is_block = bool(typed_config(read_config(head), str(head)).block_kind)
+    except UnreadableConfigError:
+        is_block = False
+    if is_block:
+        return Drafter(name=DRAFTER, method=DraftMethod.BLOCK, block=BlockDraft(model=local(head)))
+    return Drafter(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
 
 
 def local(folder: Path) -> ModelRef:
