@@ -168,7 +168,7 @@ def cells() -> Iterable[Cell]:
         (CPU, None, 8),
     ):
         yield static(name, acceptance, requests, ours())
-    for title, distort in (("knee off", wrong_models.knee_off), ("drafts dearer", wrong_models.draft_dearer)):
+    for title, distort in (("knee off", wrong_models.knee_off), ("expensive drafts", wrong_models.expensive_drafts)):
         yield static(A100, 0.7, 32, ours(distort=distort), f", {title}")
     point = Point(Case(A100, 0.7), 32)
     yield Cell(f"{point}, not all of a step reported", ours(), partial(_unreported, point))

@@ -197,7 +197,7 @@ def of_selection() -> dict[str, Any]:
 
 
 def _price(most: int) -> Price:
-    """An A100's: dearer past the knee."""
+    """An A100's: more expensive past the knee."""
     tokens = np.arange(most + 1)
     seconds = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
     return Price(seconds, seconds, np.zeros(REQUESTS), 5e3, 3e-5)

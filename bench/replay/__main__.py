@@ -1,7 +1,7 @@
 """python -m bench.replay             the bars, at most 20 minutes of two quiet cores
 python -m bench.replay --quick     a few seeds and points, to see that it runs
 python -m bench.replay --judge     nothing anew: the verdicts of what is there
-python -m bench.replay --tables    nothing anew: the tables of docs/results.md
+python -m bench.replay --tables    nothing anew: the tables of docs/results/replay.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, from a run's results: `python -m bench.replay --tables`."""
+"""The tables of docs/results/replay.md, from a run's results: `python -m bench.replay --tables`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def knee_off(latency: LatencyModel) -> LatencyModel:
     return replace(latency, target=moved)
 
 
-def draft_dearer(latency: LatencyModel) -> LatencyModel:
+def expensive_drafts(latency: LatencyModel) -> LatencyModel:
     """The profile says of every draft two thirds of what it costs."""
     drafters = {
         name: replace(cost, cost=_times(cost.cost, 1 / DEARER), first_pass=_times(cost.first_pass, 1 / DEARER))
@@ -75,7 +75,7 @@ def unreported(whole: System) -> System:
 def systems() -> Mapping[str, System]:
     return {
         "knee 30% off": ours(distort=knee_off),
-        "drafts 1.5 times dearer": ours(distort=draft_dearer),
+        "drafts 1.5 times as expensive": ours(distort=expensive_drafts),
         "5 to 15% of each step not reported": unreported(ours()),
     }
 

@@ -61,9 +61,9 @@ def test_a_wrong_profile_is_wrong_by_what_the_bar_says():
     step = StepCost(per_batched_token_s=1e-5, per_batched_token_above_knee_s=1e-5, knee_tokens=100.0, constant_s=6e-3)
     model = LatencyModel({ExecutionMode.UNIFORM: step}, {"eagle": DrafterCost(step)})
     assert wrong_models.knee_off(model).target[ExecutionMode.UNIFORM].knee_tokens == pytest.approx(130.0)
-    dearer = wrong_models.draft_dearer(model).drafters["eagle"].cost
-    assert dearer.constant_s == pytest.approx(4e-3)
-    assert dearer.knee_tokens == 100.0
+    wrong = wrong_models.expensive_drafts(model).drafters["eagle"].cost
+    assert wrong.constant_s == pytest.approx(4e-3)
+    assert wrong.knee_tokens == 100.0
 
 
 class Told:
