@@ -25,9 +25,9 @@ from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import (
     Accelerator,
     BlockDraft,
-    Drafter,
+    DrafterSpec,
     DraftMethod,
-    DraftPrefill,
+    DraftPrefillMode,
     Engine,
     HostPathSource,
     ModelRef,
@@ -124,19 +124,21 @@ def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPla
         accelerator=Accelerator(products=["cpu"]), engine=Engine(extra_args=[*ENGINE_ARGUMENTS, "--enforce-eager"]),
         max_draft_tokens=draft_tokens,
     )  # fmt: skip
-    hot = HotConfig(mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=draft_tokens)
+    hot = HotConfig(
+        mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefillMode.AUTO, max_draft_tokens=draft_tokens
+    )
     return launch.plan_launch(boot, hot, Paths(mounted=False, run_dir=tempfile.mkdtemp(prefix="outrider-")))
 
 
-def drafter_of(head: Path) -> Drafter:
+def drafter_of(head: Path) -> DrafterSpec:
     """The drafter that the folder's config says it is. A folder without one is refused with the pool's own sentence."""
     try:
         is_block = bool(typed_config(read_config(head), str(head)).block_kind)
     except UnreadableConfigError:
         is_block = False
     if is_block:
-        return Drafter(name=DRAFTER, method=DraftMethod.BLOCK, block=BlockDraft(model=local(head)))
-    return Drafter(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
+        return DrafterSpec(name=DRAFTER, method=DraftMethod.BLOCK, block=BlockDraft(model=local(head)))
+    return DrafterSpec(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
 
 
 def local(folder: Path) -> ModelRef:

@@ -23,9 +23,9 @@ from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import (
     Accelerator,
     Backend,
-    Drafter,
+    DrafterSpec,
     DraftMethod,
-    DraftPrefill,
+    DraftPrefillMode,
     Dtype,
     Engine,
     HostPathSource,
@@ -72,7 +72,7 @@ def boot_config(target: Path, options: argparse.Namespace) -> BootConfig:
         namespace="default",
         revision="local",
         target=ModelRef(name="target", source=ModelSource(host_path=HostPathSource(path=str(target)))),
-        draft_pool=[Drafter(name=NAME, method=DraftMethod.SPARSE_SELF, sparse_self=block)],
+        draft_pool=[DrafterSpec(name=NAME, method=DraftMethod.SPARSE_SELF, sparse_self=block)],
         accelerator=Accelerator(products=["cpu" if options.cpu else "gpu"]),
         engine=Engine(dtype=Dtype.AUTO, max_model_len=longest, extra_args=arguments),
         max_draft_tokens=options.draft_tokens,
@@ -81,7 +81,7 @@ def boot_config(target: Path, options: argparse.Namespace) -> BootConfig:
 
 def started(boot: BootConfig, folder: str) -> Any:
     hot = HotConfig(
-        mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=boot.max_draft_tokens
+        mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefillMode.AUTO, max_draft_tokens=boot.max_draft_tokens
     )
     paths = Paths(hot_file=f"{folder}/hot.json", profiles_dir=folder, podinfo_dir=folder, run_dir=folder, mounted=False)
     launch = ENGINES[Backend.VLLM].plan(boot, hot, paths)

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 from outrider_crds.runtime_config import HotConfig
-from outrider_crds.spec import Drafter, DraftPrefill, SpeculationMode
+from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
 from outrider_runtime.loop import request_table as loop_requests
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device
@@ -179,9 +179,9 @@ def _request(load: Workload, row: int, arrived_s: float) -> Any:
     return Request(str(row), [TOKEN] * int(load.prompt[row]), sampling, None, arrival_time=arrived_s)
 
 
-def _plan(drafters: list[Drafter], setting: Setting) -> launch.LaunchPlan:
+def _plan(drafters: list[DrafterSpec], setting: Setting) -> launch.LaunchPlan:
     hot = HotConfig(
-        mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=LONGEST, slo_classes=[]
+        mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefillMode.AUTO, max_draft_tokens=LONGEST, slo_classes=[]
     )
     limits = setting.limits
     extra = (

@@ -1,4 +1,4 @@
-"""The reference of the API, docs/reference/api.md, from the schema that `kubectl explain` reads."""
+"""Write the API reference, docs/reference/api.md, from the schema that `kubectl explain` uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def api_page(root: Schema) -> str:
 
 
 def _collect(path: str, schema: Schema, sections: dict[str, str]) -> None:
-    """Adds the section of `path` and those below it; equal maps share the first one's."""
+    """Add the section of `path` and those below it. Equal maps share one section."""
     key = _key(schema)
     if key in sections:
         return

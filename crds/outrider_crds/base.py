@@ -29,7 +29,7 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 
 
 class MapList:
-    """Marks a list as keyed by fields of its items: no two items may share their values, here and in the CRD."""
+    """Marks a list as keyed by fields of its items, here and in the CRD: no two items may have equal keys."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys
@@ -64,15 +64,15 @@ class Model(BaseModel):
 
 
 class KubernetesModel(Model):
-    """A type of Kubernetes' own, which goes into a pod as it was written."""
+    """A Kubernetes type, which goes into a pod as it was written."""
 
     def wire(self) -> dict[str, Any]:
-        """The JSON form, with what was given and differs from the default."""
+        """The JSON form, without fields that have their default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def seconds(duration: str) -> float:
-    """Seconds of a Go duration such as "1m30s". Raises ValueError naming the text when it is not one."""
+    """Seconds of a Go duration such as "1m30s". Raises ValueError with the text if it is not a duration."""
     parts = _DURATION.findall(duration)
     if not parts or "".join(number + unit for number, unit in parts) != duration:
         raise ValueError(f"{duration!r} is not a duration; write it like '50ms', '30s' or '1m30s'")
@@ -80,6 +80,6 @@ def seconds(duration: str) -> float:
 
 
 def digest(document: Any, length: int = 10) -> str:
-    """Short stable hash of a JSON document; equal documents hash equally whatever the key order."""
+    """Short stable hash of a JSON document, independent of the order of keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]

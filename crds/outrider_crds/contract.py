@@ -1,8 +1,8 @@
-"""What operator and runtime of different releases may rely on in the documents that they exchange.
+"""Compatibility of the documents that operator and runtime of different releases exchange.
 
-- A document names its schema version. Within a version fields are only added, each with a default.
-- A reader leaves out fields that it does not know, at any depth: a newer release wrote them.
-- A document of a newer version is refused with a sentence, not misread.
+- A document has a schema version. Within a version fields are only added, each with a default.
+- A reader ignores unknown fields at any depth: a newer release wrote them.
+- A document of a newer schema version is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from outrider_crds.base import Model
 
 
 class Contract(Model):
-    """A document between releases; the default of `schema_version` is the newest that this release reads."""
+    """A document between releases. The default of `schema_version` is the newest version that this release reads."""
 
     schema_version: int
 
     @classmethod
     def read(cls, text: str | bytes) -> Self:
-        """The document in JSON `text`, fields of other releases left out. Raises pydantic's ValidationError."""
+        """The document in JSON `text` without unknown fields. Raises pydantic's ValidationError."""
         return cls.model_validate_json(text, extra="ignore")
 
     @field_validator("schema_version")

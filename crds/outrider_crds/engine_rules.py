@@ -1,4 +1,4 @@
-"""What a user may not set in the engine's arguments, its environment and the pod's labels, because Outrider does."""
+"""Rules against engine arguments, environment variables and labels that Outrider sets itself."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ RESERVED_KEY_PREFIX = "outrider.dev/"
 RESERVED_LABELS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/name")
 
 _SHORT_OPTION = "^-([^-0-9.]|$)"
-"""A number below zero is a value."""
+"""Pattern of a short option. A negative number is a value."""
 _TWO_WORDS = r"^--[^=]*[ \t\r\n]"
 
 _RESERVED_ENV_TEXT = f"{RESERVED_ENV_PREFIX}*, {', '.join(RESERVED_ENV)}"
 
 
 def _abbreviations(argument: str) -> str:
-    """A pattern of `--model` and of each prefix of it: argparse completes a unique one. vLLM takes `_` for `-`."""
+    """Pattern of an argument and all its prefixes, since argparse completes them. vLLM accepts `_` for `-`."""
     pattern = ""
     for letter in reversed(argument.removeprefix("--")):
         pattern = f"({letter.replace('-', '[-_]')}{pattern})?"
@@ -72,10 +72,9 @@ def _abbreviations(argument: str) -> str:
 
 
 def _pattern(arguments: tuple[str, ...], *, prefixes: bool = False) -> str:
-    """Entries that set one of `arguments`: `--max_model_len=1`, `--max-model-l`, `--config.x=1`. A value that follows
-    as an entry of its own sets nothing.
+    """Pattern of entries that set one of `arguments`: `--max_model_len=1`, `--max-model-l`, `--config.x=1`.
 
-    prefixes: and all options whose names begin so.
+    A value in a separate entry does not match. prefixes: also match options whose names begin with one of `arguments`.
     """
     longer = [f"{name.removeprefix('--').replace('-', '[-_]')}[^=.]*" for name in arguments if prefixes]
     names = [*(_abbreviations(name) for name in arguments), *longer]
@@ -83,13 +82,13 @@ def _pattern(arguments: tuple[str, ...], *, prefixes: bool = False) -> str:
 
 
 def cel_sets_none(arguments: tuple[str, ...], engine: str = "self", *, prefixes: bool = False) -> str:
-    """No entry sets one of `arguments`. engine: where its block stands."""
+    """CEL: no entry sets one of `arguments`. engine: path of the engine's block."""
     pattern = cel_pattern(_pattern(arguments, prefixes=prefixes))
     return f"!has({engine}.extraArgs) || !{engine}.extraArgs.exists(a, a.matches({pattern}))"
 
 
 def sets_none(arguments: tuple[str, ...], engine: Engine, *, prefixes: bool = False) -> bool:
-    """Whether no argument sets any of `arguments`: the CEL above, over the model."""
+    """True if no entry sets one of `arguments`: the same rule as the CEL, over the model."""
     pattern = _pattern(arguments, prefixes=prefixes)
     return not any(re.fullmatch(pattern, argument) for argument in engine.extra_args)
 

@@ -1,4 +1,4 @@
-"""What a latency profile says of a target that drafts for itself over a window of its context (MagicDec, section 3)."""
+"""Evaluate self-drafting over a window of the context from a latency profile (MagicDec, section 3)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from outrider_crds.profile import DrafterProfile, ExecutionMode, StepCost, TargetProfile
+from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_crds.spec import SparseSelf
 
 ACCEPTED = 0.8
-"""Assumed share of the proposals, given that those before were accepted: a profile knows times only."""
+"""Assumed acceptance rate, since a profile has only times."""
 BATCHES = (1, 4, 16, 64)
 SHORTEST_TOKENS, LONGEST_TOKENS = 64, 1_000_000
 _CLOSE = 1.01
-"""Ratio of two contexts that count as one: two digits are reported, as the model knows no more."""
+"""Ratio of two contexts that count as equal: results have two digits, the accuracy of the model."""
 
 
 @dataclass(frozen=True)
 class SelfDraft:
-    target: StepCost
-    draft: StepCost
-    """Cost of a pass over no more than the budget."""
+    target: ProfileStepCost
+    draft: ProfileStepCost
+    """Cost of a draft pass over at most `budget_tokens`."""
     budget_tokens: int
     most_tokens: int
     """Largest draft length."""
     batches: tuple[int, ...] = BATCHES
-    """Those of `BATCHES` that were measured."""
+    """Batch sizes in `BATCHES` that were measured."""
     request_tokens: int = LONGEST_TOKENS
-    """That a request may take."""
+    """Longest request in tokens."""
     kv_tokens: int = LONGEST_TOKENS * BATCHES[-1]
-    """That all of them may take."""
+    """Tokens in the KV cache, for all requests."""
 
     def speedup(self, context: float, batch: int) -> float:
-        """Goodput / plain goodput at the best draft length; below 1 where none pays."""
+        """Goodput / plain goodput at the best draft length; below 1 if no length pays."""
         return self._speedups(batch)(context)
 
     def longest_tokens(self, batch: int) -> int:
-        """The longest context that so many requests can have."""
+        """Longest context that `batch` requests can have at once."""
         return min(self.request_tokens, self.kv_tokens // batch)
 
     def break_even_tokens(self, batch: int) -> int | None:
-        """Shortest context from which on drafting pays, up to the longest; 0: it pays at each; None: not at the
-        longest."""
+        """Shortest context from which drafting pays, up to the longest one.
+
+        0 if it pays at every context, None if it does not pay at the longest one.
+        """
         longest = self.longest_tokens(batch)
         lost = _last_loss(self._gains(batch, beyond=True), self.budget_tokens, longest)
         if lost is None:
@@ -51,9 +53,11 @@ class SelfDraft:
         return None if lost == longest else _reported(lost or 0, longest)
 
     def inflection_tokens(self) -> int | None:
-        """MagicDec's S_inflection: the shortest context from which on a larger batch gains no less, up to the longest
-        of the largest batch; None where there is none. Contexts that halve are looked at; between two of them it
-        changes once at most."""
+        """MagicDec's S_inflection: the shortest context from which a larger batch never gains less; None without one.
+
+        The search halves contexts from the longest one of the largest batch. It assumes that the order of the gains
+        changes at most once between two of these contexts.
+        """
         speedups = [self._speedups(batch) for batch in self.batches]
 
         def gains(context: float) -> bool:
@@ -63,8 +67,8 @@ class SelfDraft:
         return _from_which_on(gains, self.longest_tokens(self.batches[-1])) if len(speedups) > 1 else None
 
     def _speedups(self, batch: int) -> Callable[[float], float]:
-        """Speed-up as a function of the context. What does not depend on it is priced once: an operator judges
-        hundreds of profiles."""
+        """Speed-up as a function of the context. Other costs are computed once, since an operator evaluates hundreds of
+        profiles."""
         lengths = self._lengths(batch)
         plain_s, plain_token_s = _line(self.target, batch, 1)
 
@@ -79,8 +83,10 @@ class SelfDraft:
         return speedup
 
     def _gains(self, batch: int, *, beyond: bool) -> list[tuple[float, float]]:
-        """Seconds that each draft length saves without context, and with each further token of it. beyond: of contexts
-        beyond the budget, or up to it."""
+        """Seconds that each draft length saves: without context, and per context token.
+
+        beyond: for contexts beyond the budget; otherwise for contexts up to it.
+        """
         plain_s, plain_token_s = _line(self.target, batch, 1)
         pass_s, pass_token_s = _line(self.draft, batch, 1)
         if beyond:
@@ -91,14 +97,14 @@ class SelfDraft:
         ]
 
     def _lengths(self, batch: int) -> list[tuple[int, float, float, float]]:
-        """Each draft length with its accepted length, and its `_line` of verifying."""
+        """Each draft length with its accepted length and the `_line` of its verification."""
         return [(k, _accepted_length(k), *_line(self.target, batch, 1 + k)) for k in range(1, self.most_tokens + 1)]
 
 
 def self_draft(target: TargetProfile, draft: DrafterProfile, block: SparseSelf, most_tokens: int) -> SelfDraft:
-    """block: what the drafter's pages are rounded up from, for profiles that do not tell."""
+    """The self-draft of a profile. block: settings of the drafter, for profiles without `budget_tokens`."""
     costs = target.costs
-    even = costs.get(ExecutionMode.UNIFORM) or next(iter(costs.values()))
+    even = costs.get(ProfileExecutionMode.UNIFORM) or next(iter(costs.values()))
     measured = min(target.most_requests or BATCHES[-1], draft.most_requests or BATCHES[-1])
     return SelfDraft(
         even, draft.cost, draft.budget_tokens or block.tokens, most_tokens,
@@ -107,8 +113,8 @@ def self_draft(target: TargetProfile, draft: DrafterProfile, block: SparseSelf, 
     )  # fmt: skip
 
 
-def _line(cost: StepCost, batch: int, tokens: int) -> tuple[float, float]:
-    """Seconds of a step without context, and of each further token of it."""
+def _line(cost: ProfileStepCost, batch: int, tokens: int) -> tuple[float, float]:
+    """Seconds of a step: without context, and per context token."""
     return cost.without_context_s(batch, tokens), cost.context_token_s(batch, tokens)
 
 
@@ -117,8 +123,7 @@ def _accepted_length(draft_tokens: int) -> float:
 
 
 def _last_loss(gains: Sequence[tuple[float, float]], start: float, end: float) -> float | None:
-    """The longest context between `start` and `end` at which none of these lines is above 0; None where one is at
-    each."""
+    """Longest context from `start` to `end` at which none of these lines is above 0; None if there is none."""
     for seconds, token_s in gains:
         if token_s > 0:
             end = min(end, -seconds / token_s)
@@ -130,8 +135,10 @@ def _last_loss(gains: Sequence[tuple[float, float]], start: float, end: float) -
 
 
 def _from_which_on(holds: Callable[[float], bool], longest: int) -> int | None:
-    """The shortest context from which on `holds`, up to the longest; 0: at each that is looked at; None: not at the
-    longest. Contexts that halve find it, halves close in."""
+    """Shortest context from which `holds` is true, up to the longest; 0: from the shortest; None: not at the longest.
+
+    Halving the context brackets it, and bisection narrows it down.
+    """
     shorter, context = float(longest), float(longest)
     while holds(shorter):
         if shorter <= SHORTEST_TOKENS:

@@ -53,8 +53,8 @@ def _only_service(text: str) -> JsonObject:
         raise ManifestError([f"manifest: is not YAML: {error}"]) from None
     services = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if len(services) != 1:
-        found = f"{len(services)} documents of kind {KIND} among {len(documents)}"
-        raise ManifestError([f"manifest: holds {found}: it must hold exactly one, with kind: {KIND}"])
+        count = f"{len(services)} documents of kind {KIND} among {len(documents)}"
+        raise ManifestError([f"manifest: holds {count}: it must hold exactly one, with kind: {KIND}"])
     if services[0].get("apiVersion") != _API:
         raise ManifestError([f"apiVersion: must be {_API}, but is {services[0].get('apiVersion')!r}"])
     return services[0]
@@ -93,7 +93,7 @@ def _spec_schema() -> JsonObject:
 
 
 def _without_nulls(value: Any, schema: JsonObject | None) -> Any:
-    """`value` without the nulls that the API server drops: those of known fields and of maps' known values."""
+    """`value` without the nulls that the API server drops: those of known fields and of map values."""
     if isinstance(value, list):
         items = (schema or {}).get("items")
         return [_without_nulls(item, items) for item in value]
@@ -108,5 +108,5 @@ def _without_nulls(value: Any, schema: JsonObject | None) -> Any:
 def _field_schema(key: str, schema: JsonObject | None) -> JsonObject | None:
     if schema is None:
         return None
-    found: JsonObject | None = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
-    return found
+    field: JsonObject | None = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
+    return field

@@ -1,8 +1,8 @@
-"""Prometheus metrics, as the fields of a document declare them: one declaration for the state, the metrics and
-docs/reference/metrics.md, whose reference `outrider-crds` writes.
+"""Prometheus metrics that the fields of a document declare. One declaration serves the state, the metrics, and
+docs/reference/metrics.md, which `outrider-crds` writes.
 
-A field is declared with `Annotated[int, Metric("outrider_steps_total")]`. Its docstring is the metric's description,
-and the first sentence of it what a scrape says. A name ends in `_total` where it is a counter's.
+A field is declared as `Annotated[int, Metric("outrider_steps_total")]`. Its docstring is the metric's description, and
+the first sentence is the help text of a scrape. Names of counters end in `_total`.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
 
 
-class Histogram(typing.Protocol):
+class HistogramLike(typing.Protocol):
     @property
     def counts(self) -> Sequence[int]:
-        """Observations per bucket, not cumulative; one more than the bounds, the last one above them all."""
+        """Observations per bucket, not cumulative. There is one bucket more than bounds."""
 
     @property
     def sum_s(self) -> float: ...
 
 
 Labelled = tuple[tuple[str, ...], Any]
-"""Values of a metric's own labels, and a number, a histogram or a model."""
+"""(values of a metric's own labels, its value: a number, a histogram or a model)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What stands in a field's annotation."""
+    """Declaration of a metric in a field's annotation."""
 
     name: str
     labels: tuple[str, ...] = ()
-    """Labels that are added to the group's."""
+    """Labels in addition to the group's label."""
     series: Callable[[Any, Any], Iterable[Labelled]] | None = None
-    """(the model, the field's value) -> its series; None: the value itself, 1 for a text that is not empty, nothing for
-    None."""
+    """Function (model, value of the field) -> series. None: the value itself, 1 for a text that is not empty, and no
+    series for None."""
     bounds_s: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A section of the reference: the metrics that a model declares, as its class variable `METRICS`."""
+    """A section of the reference with the metrics of one model, which is its class variable `METRICS`."""
 
     title: str
     text: str = ""
     label: str = ""
-    """Label that carries the item's `name`, where the model stands in a list; else the name of the field."""
+    """Label with the item's `name` if the model is an item of a list, else with the name of the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: its name as Prometheus sees it, its own labels, and how its series follow from the document."""
+    """One metric: its name in Prometheus, its labels, and a function that reads its series from the document."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     description: str
     labels: tuple[str, ...]
     samples: Callable[[Any], Iterable[Labelled]]
@@ -75,7 +75,7 @@ class MetricSpec:
 
     @property
     def help(self) -> str:
-        """The first sentence."""
+        """First sentence of the description."""
         return self.description.split(". ")[0].rstrip(".") + "."
 
 
@@ -83,7 +83,7 @@ Owners = Callable[[Any], Iterable[Labelled]]
 
 
 def metrics_of(model: type[BaseModel]) -> Iterator[MetricSpec]:
-    """Metrics of a document and the models in it, in their order."""
+    """Metrics of a document and the models in it, in the order of their fields."""
     yield from _metrics(model, lambda document: [((), document)], ())
 
 
@@ -92,7 +92,9 @@ def _metrics(model: type[BaseModel], owners: Owners, labels: tuple[str, ...]) ->
     labels = (*labels, group.label) if group.label else labels
     inner: dict[type[BaseModel], list[str]] = {}
     for name, field in model.model_fields.items():
-        yield from (_spec(one, name, field, group, owners, labels) for one in field.metadata if isinstance(one, Metric))
+        yield from (
+            _spec(metric, name, field, group, owners, labels) for metric in field.metadata if isinstance(metric, Metric)
+        )
         for member in _models(field.annotation):
             if hasattr(member, "METRICS"):
                 inner.setdefault(member, []).append(name)
@@ -115,7 +117,13 @@ def _spec(
             for more, value in series(owner, getattr(owner, name)):
                 yield (*own, *more), (value != "" if isinstance(value, str) else value)
 
-    kind = Kind.COUNTER if declared.name.endswith("_total") else Kind.HISTOGRAM if declared.bounds_s else Kind.GAUGE
+    kind = (
+        MetricKind.COUNTER
+        if declared.name.endswith("_total")
+        else MetricKind.HISTOGRAM
+        if declared.bounds_s
+        else MetricKind.GAUGE
+    )
     description = " ".join((field.description or "").split())
     return MetricSpec(
         declared.name, kind, description, (*labels, *declared.labels), samples, declared.bounds_s, group
@@ -123,7 +131,7 @@ def _spec(
 
 
 def _members(owners: Owners, names: Sequence[str], *, is_labelled: bool) -> Owners:
-    """The models that these fields of each owner hold: one, a list of them, or None."""
+    """Function that returns the models in these fields of each owner. A field is a model, a list of models, or None."""
 
     def members(document: Any) -> Iterator[Labelled]:
         for labels, owner in owners(document):
@@ -143,7 +151,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def reference(model: type[BaseModel]) -> str:
-    """Markdown: a section for each group, and in it one for each metric."""
+    """Markdown with a section for each group, and in it one for each metric."""
     lines, group = list[str](), Group("")
     for spec in metrics_of(model):
         if spec.group != group:

@@ -1,4 +1,4 @@
-"""Names as Kubernetes spells them: of objects, labels, resources, variables and paths.
+"""Types for names in Kubernetes: objects, labels, resources, variables and paths.
 
 The patterns mean the same to the API server (RE2) and to pydantic (Rust's regex).
 """
@@ -25,7 +25,7 @@ ABSOLUTE_PATTERN = "^/"
 MOUNT_PATTERN = "^(/[^/:]+)+$"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=NAME_PATTERN)]
-"""Name of a part of the resource (drafter, SLO class); it becomes part of others' names."""
+"""Name of a part of the resource (drafter, SLO class), which becomes part of other names."""
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DOMAIN_PATTERN)]
 """Name of an object in the service's namespace, or of a class of the cluster."""
 Product = Annotated[

@@ -1,4 +1,4 @@
-"""Rules for podTemplate's volumes and mounts: what is Outrider's stays Outrider's. All else Kubernetes judges."""
+"""Rules for podTemplate's volumes and mounts: they must not replace Outrider's. Kubernetes validates the rest."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ OUR_VOLUMES = "outrider-"
 OUR_FOLDERS = ("/etc/outrider", "/var/lib/outrider", "/var/cache/outrider", "/var/cache/compile", "/run/outrider")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 SCRATCH_FOLDERS = ("/home/outrider", "/tmp")
-"""Ours too, but something may be mounted inside them."""
+"""Outrider's folders in which users may mount volumes."""
 
 
 def _stays_inside(on: type[Model], field: str, attribute: str) -> Rule:
-    """A path without "." and "..", nor the names that begin with "..", which Kubernetes keeps for itself."""
+    """Rule for a path without "." and names that begin with "..", which Kubernetes reserves."""
     return Rule(
         on=on,
         field=f".{field}",
@@ -29,7 +29,7 @@ def _is_odd(part: str) -> bool:
 
 
 def _reserved_mount(path: str) -> bool:
-    """Ours or above ours; inside ours, unless that is scratch space."""
+    """Is `path` one of Outrider's folders, above one, or inside one that is not scratch space?"""
     closed = (*OUR_FOLDERS, *SYSTEM_FOLDERS)
     above = any(ours == path or ours.startswith(f"{path}/") for ours in (*closed, *SCRATCH_FOLDERS))
     return above or any(path.startswith(f"{ours}/") for ours in closed)

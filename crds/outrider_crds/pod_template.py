@@ -1,4 +1,4 @@
-"""`spec.podTemplate`: a patch on the pods, which Kubernetes validates. Named here is what Outrider must know of it."""
+"""`spec.podTemplate`: a patch for pods, which Kubernetes validates. Only fields that Outrider uses are declared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EnvVar(KubernetesModel):
 
 
 class OpenModel(KubernetesModel):
-    """A type of Kubernetes' own of which some fields are named; the others are kept as they are, in every release."""
+    """A Kubernetes type of which only some fields are declared. All other fields are kept unchanged in `others`."""
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 

@@ -1,4 +1,4 @@
-"""Kubernetes quantities ("500m", "16Gi", 4), as the API server reads them."""
+"""Parse Kubernetes quantities ("500m", "16Gi", 4) like the API server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import PlainValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-# Kubernetes also takes signs, "n", "u" and "E". None is of use for a pod, and it writes some of them back otherwise.
+# Kubernetes also accepts signs, "n", "u" and "E". They are useless for a pod, and it writes some of them differently.
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|[eE][0-9]{1,2})?$"
 _LARGEST_PLAIN = 10**15 - 1  # as many digits as text may have
 _AS_WRITTEN_BACK = re.compile(r"([+-]?[0-9]{0,24}(?:\.[0-9]{0,24})?)(n|u|m|k|[MGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?")
@@ -21,7 +21,7 @@ _SCALE = {unit: Fraction(10) ** power for unit, power in {"": 0, "n": -9, "u": -
 
 
 def quantity(value: object) -> Fraction | None:
-    """The exact value of anything that the API server may write; None for what is no quantity."""
+    """The exact value of a quantity in any form that the API server writes; None if `value` is not one."""
     match = _AS_WRITTEN_BACK.fullmatch(str(value)) if isinstance(value, str | int | float) else None
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""One validation rule in its two forms, and how its parts are written in CEL."""
+"""A validation rule in its two forms, CEL and Python, and helpers that write CEL."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from outrider_crds.names import LABEL_KEY_PATTERN
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Holds for every `on` in a resource; `cel` sees it as `self`, after defaulting."""
+    """A rule for every `on` in a resource. `cel` sees it as `self`, after defaulting."""
 
     on: type[Model]
     cel: str
     holds: Callable[[Any], bool]
-    """What `cel` says, as a function of the model."""
+    """Function of the model that is true if the rule holds."""
     message: str
-    """One sentence: what is wrong and what to do."""
+    """One sentence about what is wrong and what to do."""
     field: str = ""
     """Path below `on` that the error points at, for example ".accelerator.count"."""
 
@@ -41,7 +41,7 @@ def cel_pattern(pattern: str) -> str:
 
 
 def label_keys(on: type[Model], field: str, attribute: str) -> Rule:
-    """A map's keys are label keys: a CustomResourceDefinition has no pattern for keys."""
+    """Rule that a map's keys are label keys, since a CustomResourceDefinition has no pattern for keys."""
     longest = 253
     return Rule(
         on=on,

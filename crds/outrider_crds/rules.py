@@ -21,7 +21,7 @@ from outrider_crds.spec import (
     CPU_PRODUCT,
     Accelerator,
     Backend,
-    Drafter,
+    DrafterSpec,
     DraftMethod,
     HostPathSource,
     ModelCache,
@@ -32,7 +32,7 @@ from outrider_crds.spec import (
     PvcSource,
     Rollout,
     RolloutCanary,
-    SLOClass,
+    SLOClassSpec,
     SpeculationMode,
     SpeculativeServiceSpec,
 )
@@ -54,14 +54,14 @@ def _method_rules(method: DraftMethod, block: str, attribute: str) -> tuple[Rule
     """A method needs its block, and a block its method."""
     return (
         Rule(
-            on=Drafter,
+            on=DrafterSpec,
             field=".method",
             cel=f"self.method != '{method}' || has(self.{block})",
             holds=lambda d: d.method != method or getattr(d, attribute) is not None,
             message=f"method {method} needs the block {block}: add it (it may be empty where nothing is required)",
         ),
         Rule(
-            on=Drafter,
+            on=DrafterSpec,
             field=f".{block}",
             cel=f"self.method == '{method}' || !has(self.{block})",
             holds=lambda d: d.method == method or getattr(d, attribute) is None,
@@ -306,8 +306,8 @@ _ACCELERATOR_RULES = (
 )
 
 _LATENCY_RULES = (
-    _positive(SLOClass, "tpot", "tpot"),
-    _positive(SLOClass, "ttft", "ttft"),
+    _positive(SLOClassSpec, "tpot", "tpot"),
+    _positive(SLOClassSpec, "ttft", "ttft"),
     Rule(
         on=SpeculativeServiceSpec,
         field=".defaultSLOClass",

@@ -1,7 +1,7 @@
-"""What the operator mounts into a serving pod, and where.
+"""The configuration that the operator mounts into a serving pod, and its paths.
 
-`BootConfig` is fixed for the life of a pod (an immutable ConfigMap per revision); `HotConfig` may change under
-it (one mutable ConfigMap) and its digest is echoed in the pod's state. `serve -f MANIFEST` builds both itself.
+`BootConfig` is fixed for the life of a pod: an immutable ConfigMap per revision. `HotConfig` may change while the pod
+runs: one mutable ConfigMap, whose digest the pod reports in its state. `serve -f MANIFEST` builds both itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider_crds.profile import ProfileKeys, profile_keys
 from outrider_crds.spec import (
     MOST_PRODUCTS,
     Accelerator,
-    Drafter,
-    DraftPrefill,
+    DrafterSpec,
+    DraftPrefillMode,
     Engine,
     ModelRef,
     ModelSource,
-    SLOClass,
+    SLOClassSpec,
     SpeculationMode,
     SpeculativeServiceSpec,
 )
@@ -58,27 +58,26 @@ class BootConfig(Contract):
     revision: str
     """Name of the revision, as in the pod's label; "local" without Kubernetes."""
     target: ModelRef
-    draft_pool: list[Drafter] = []
+    draft_pool: list[DrafterSpec] = []
     accelerator: Accelerator
     engine: Engine
     max_draft_tokens: int
-    """The engine is built for this many; the hot value may be lower, not higher."""
+    """Most draft tokens that the engine is built for. The hot value may be lower, but not higher."""
     profile_keys: Annotated[list[ProfileKeys], Field(max_length=MOST_PRODUCTS), MapList("product")] = []
     """One entry per product."""
 
 
 class CanaryConfig(Model):
-    """Two pools in one pod. Each request belongs to one of them, drawn at random when it arrives, and is proposed for
-    by its drafters alone."""
+    """Two draft pools in one pod. Each request is assigned to one pool at random, and only its drafters propose."""
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
-    """Name of the attempt. With another one the sums in the state start from 0."""
+    """Name of the attempt. The sums in the state start from 0 when it changes."""
     stable: list[str]
-    """Names of the boot config's drafters that the running revision has; one that was changed is NAME-was."""
+    """Names of the running revision's drafters in the boot config. A changed drafter is NAME-was."""
     candidate: list[str]
-    """Names of the boot config's drafters that the spec has. A drafter in both arms serves both."""
+    """Names of the spec's drafters in the boot config. A drafter may be in both arms."""
     candidate_percent: Percent
-    """Share of the requests of each SLO class that are the candidate's."""
+    """Share of the requests of each SLO class that the candidate gets."""
 
     @field_validator("stable", "candidate")
     @classmethod
@@ -91,16 +90,16 @@ class CanaryConfig(Model):
 class HotConfig(Contract):
     schema_version: int = CONFIG_SCHEMA
     mode: SpeculationMode
-    draft_prefill: DraftPrefill
+    draft_prefill: DraftPrefillMode
     max_draft_tokens: int
-    slo_classes: list[SLOClass] = []
+    slo_classes: list[SLOClassSpec] = []
     default_slo_class: str | None = Field(default=None, alias="defaultSLOClass")
     paused_drafters: list[str] | None = None
-    """Drafters that propose nothing; None: every drafter may propose."""
+    """Drafters that must not propose; None: every drafter may propose."""
     drafter_order: list[str] | None = None
-    """Names of the pool's drafters, the one that mode Static asks first; None: the order at boot."""
+    """Names of the pool's drafters in order. Mode Static uses the first. None: the order at boot."""
     canary: CanaryConfig | None = None
-    """None: every request may ask every drafter. Each drafter of the boot config is in an arm."""
+    """Arms of a draft canary, which include every drafter of the boot config. None: all drafters serve all requests."""
 
 
 def boot_config(
@@ -120,8 +119,8 @@ def boot_config(
     )
 
 
-def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[Drafter]] = ()) -> HotConfig:
-    """The part of `spec` that takes effect without a restart; `boot_pools` are those of the pods that read it."""
+def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[DrafterSpec]] = ()) -> HotConfig:
+    """The part of `spec` that takes effect without a restart. boot_pools: draft pools of the pods that read it."""
     order = [drafter.name for drafter in spec.draft_pool]
     is_news = any(is_reordered(order, [drafter.name for drafter in pool]) for pool in boot_pools)
     return HotConfig(
@@ -136,33 +135,33 @@ def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[Draft
 
 
 def is_reordered(order: list[str], at_boot: list[str]) -> bool:
-    """Do the drafters that both name stand in another order? A drafter that is added or removed needs new pods."""
+    """Do the drafters in both lists have a different order? A drafter that is added or removed needs new pods."""
     return [name for name in order if name in at_boot] != [name for name in at_boot if name in order]
 
 
 def config_hash(config: HotConfig) -> str:
-    """Digest of the config as it is written; a pod echoes it in its state once the config is in force."""
+    """Digest of the config. A pod reports it in its state once the config is in force."""
     return digest(config.wire())
 
 
 def read_hot_config(text: bytes) -> tuple[HotConfig, str]:
-    """The config in `text`, and the digest of `text` as it stands.
+    """The config in `text`, and the digest of `text`.
 
-    A pod of another release leaves out fields that it does not know, and has defaults for those that are not there. Its
-    echo must be that of the document, or the operator would wait for it for ever. Raises pydantic's ValidationError.
+    The digest is that of the document, including fields that this release does not know. Otherwise an operator of
+    another release would wait for it for ever. Raises pydantic's ValidationError.
     """
     return HotConfig.read(text), digest(json.loads(text))
 
 
 def draft_mount(drafter: str) -> str:
-    """Folder under MODEL_VOLUMES_DIR of a drafter's model; no drafter's name can make it the target's."""
+    """Folder of a drafter's model under MODEL_VOLUMES_DIR. It never equals the target's."""
     return f"draft-{drafter}"
 
 
 def model_location(model: ModelRef, mount: str) -> str:
-    """What the engine is given as the model: a folder under MODEL_VOLUMES_DIR/<mount>, or the hub name.
+    """Model argument of the engine: a folder under MODEL_VOLUMES_DIR/<mount>, or the name on the hub.
 
-    The pod mounts a hostPath source at MODEL_VOLUMES_DIR/<mount> itself, and a pvc source's claim there.
+    A hostPath source is mounted at MODEL_VOLUMES_DIR/<mount> itself. A pvc source is a subfolder of the claim there.
     """
     source: ModelSource = model.source
     if source.host_path is not None:

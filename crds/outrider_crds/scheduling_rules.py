@@ -1,4 +1,4 @@
-"""Rules for tolerations and node labels of `accelerator`: what Kubernetes would refuse in a pod."""
+"""Rules for tolerations and node labels of `accelerator`, which Kubernetes would refuse in a pod."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The structural schema that a CustomResourceDefinition wants, made from a pydantic model.
+"""Derive the structural schema for a CustomResourceDefinition from a pydantic model.
 
-Structural means here: no references, no `anyOf` with null (absent and null are the same to the API server unless
-a field is nullable, and none is), no titles, and `additionalProperties` only for maps.
+Structural means: no references, no titles, `additionalProperties` only for maps, and no `anyOf` with null. Absent and
+null are equal to the API server unless a field is nullable, and none is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DROPPED = frozenset({"title", "const", "$defs", "additionalProperties"})
 
 
 def structural_schema(model: type[Model], rules_of: RulesOf) -> JsonObject:
-    """OpenAPI v3 schema of `model`; `rules_of` gives a model's CEL validations by its class name."""
+    """OpenAPI v3 schema of `model`. rules_of: class name of a model -> its CEL validations."""
     document = model.model_json_schema(by_alias=True, mode="validation")
     definitions = {**document.get("$defs", {}), model.__name__: document}
     return _Translation(definitions, rules_of).node({"$ref": f"#/$defs/{model.__name__}"})
@@ -43,7 +43,7 @@ class _Translation:
         return _with_default(result | self._children(source))
 
     def _resolved(self, source: JsonObject) -> JsonObject:
-        """A field's own description and default win over those of the definition's."""
+        """The definition that `source` refers to. The field's own description and default override it."""
         name = source["$ref"].rsplit("/", 1)[1]
         siblings = {k: v for k, v in source.items() if k != "$ref"}
         rules = self.rules_of(name)
@@ -61,7 +61,7 @@ class _Translation:
 
 
 def _without_null(source: JsonObject) -> JsonObject:
-    """`anyOf: [X, null]` with default null is an optional X."""
+    """Replace `anyOf: [X, null]` with default null by X, which is optional."""
     if "anyOf" not in source:
         return source
     (only,) = [branch for branch in source["anyOf"] if branch != {"type": "null"}]
@@ -70,7 +70,7 @@ def _without_null(source: JsonObject) -> JsonObject:
 
 
 def _with_default(node: JsonObject) -> JsonObject:
-    """Empty lists, maps and texts stay absent. Objects are written out whole: CEL checks a default as it stands."""
+    """Drop empty defaults, and write defaults of objects completely, since CEL rules see them as they are."""
     default = node.get("default")
     if _absent(default, node):
         node.pop("default", None)

@@ -1,4 +1,4 @@
-"""Sentences for what the schema refuses: which field, what was wrong, what to do."""
+"""Sentences about schema errors: the field, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Location = Sequence[str | int]
 
 
 def sentences(error: ValidationError, schema: JsonObject, root: str) -> list[str]:
-    """One sentence for each problem in `error`; `schema` is the structural schema of what stands at `root`."""
+    """One sentence for each problem in `error`. schema: structural schema of the value at `root`."""
     return [f"{field_path(root, e['loc'])}: {_problem(e, schema)}" for e in error.errors(include_url=False)]
 
 
 def field_path(root: str, location: Location) -> str:
-    """`("draftPool", 0, "eagle")` below `spec` is `spec.draftPool[0].eagle`."""
+    """Path of a field: `("draftPool", 0, "eagle")` below `spec` is `spec.draftPool[0].eagle`."""
     return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 
@@ -73,7 +73,7 @@ def _pattern(context: Mapping[str, Any], shown: str) -> str:
 
 
 def _choice(context: Mapping[str, Any], shown: str) -> str:
-    hint = " (YAML reads a bare On, Off, Yes or No as true or false: put it in quotes)" if shown in _TRUTH else ""
+    hint = " (YAML reads a bare On, Off, Yes or No as true or false: put it in quotes)" if shown in _BOOLEANS else ""
     return f"must be {context['expected']}, but is {shown}{hint}"
 
 
@@ -91,7 +91,7 @@ _PATTERN_WORDS = {
     MOUNT_PATTERN: "an absolute path such as /mnt/data, without ':', '//' and a '/' at its end",
     QUANTITY_PATTERN: "a quantity such as 500m, 2 or 4Gi",
 }
-_TRUTH = ("true", "false")
+_BOOLEANS = ("true", "false")
 _DESCRIBE: dict[str, Callable[[Mapping[str, Any], str], str]] = {
     "missing": lambda _, __: "is required: add it",
     "enum": _choice,

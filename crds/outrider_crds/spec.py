@@ -137,7 +137,7 @@ class SparseSelf(Model):
         return self.sink_tokens + self.window_tokens
 
 
-class Drafter(Model):
+class DrafterSpec(Model):
     name: Name
     """Name of this drafter, unique in the pool; status and metrics use it."""
     method: DraftMethod
@@ -195,7 +195,7 @@ class Accelerator(Model):
         return self.products == [CPU_PRODUCT]
 
 
-class SLOClass(Model):
+class SLOClassSpec(Model):
     name: Name
     """Name of the class; a request names it in the header X-SLO-Class or in vllm_xargs.slo_class."""
     tpot: Duration
@@ -212,7 +212,7 @@ class SpeculationMode(StrEnum):
     OFF = "Off"
 
 
-class DraftPrefill(StrEnum):
+class DraftPrefillMode(StrEnum):
     AUTO = "Auto"
     ALWAYS = "Always"
     NEVER = "Never"
@@ -225,7 +225,7 @@ class Speculation(Model):
     nothing."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)] = 5
     """Most tokens a drafter may propose for a request in one step. Lowering it restarts nothing."""
-    draft_prefill: DraftPrefill = DraftPrefill.AUTO
+    draft_prefill: DraftPrefillMode = DraftPrefillMode.AUTO
     """Auto skips the draft's forward passes under load; Always runs them; Never runs no neural draft."""
 
 
@@ -360,12 +360,12 @@ class SpeculativeServiceSpec(Model):
 
     target: ModelRef
     """The model that is served."""
-    draft_pool: Annotated[list[Drafter], Field(max_length=MOST_DRAFTERS), MapList("name")] = []
+    draft_pool: Annotated[list[DrafterSpec], Field(max_length=MOST_DRAFTERS), MapList("name")] = []
     """Drafters that may propose tokens. "No speculation" is always a candidate. Mode Static asks the first;
     changing the order restarts nothing."""
     accelerator: Accelerator
     """The hardware that pods run on."""
-    slo_classes: Annotated[list[SLOClass], Field(max_length=MOST_SLO_CLASSES), MapList("name")] = []
+    slo_classes: Annotated[list[SLOClassSpec], Field(max_length=MOST_SLO_CLASSES), MapList("name")] = []
     """Latency classes that requests may name."""
     default_slo_class: Annotated[Name | None, Field(alias="defaultSLOClass")] = None
     """Class of requests that name none; the first of sloClasses when absent."""

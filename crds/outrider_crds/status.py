@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
-from outrider_crds.state import ArmState, Count
+from outrider_crds.runtime_state import ArmState, Count
 
 Text = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=2048)]
@@ -34,7 +34,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Reason(StrEnum):
+class ConditionReason(StrEnum):
     """Every reason a condition may carry, grouped by the condition that uses it."""
 
     PENDING = "Pending"  # any condition, before its first evaluation
@@ -129,7 +129,7 @@ class Summary(Model):
     """The class with the lowest attainment, and its attainment."""
 
 
-class Goodput(Model):
+class GoodputStatus(Model):
     tokens_per_second: Text
     """Tokens that reached users, per second, summed over pods."""
     baseline_tokens_per_second: Text = ""
@@ -345,7 +345,7 @@ class SpeculativeServiceStatus(Model):
     """One of each type."""
     summary: Summary | None = None
     """Figures for the printer columns."""
-    goodput: Goodput | None = None
+    goodput: GoodputStatus | None = None
     """Goodput over the last window."""
     slo_classes: Annotated[list[SLOClassStatus], Field(max_length=8), MapList("name")] = []
     """Attainment and latency of each SLO class over the last window."""

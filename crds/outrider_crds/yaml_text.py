@@ -1,7 +1,7 @@
-"""YAML as kubectl and the API server read it: what they take for a number, a boolean or a repeated key.
+"""Read YAML like kubectl and the API server, so that a manifest means the same here.
 
-They use a YAML 1.1 reader of their own (go-yaml v2) and go through JSON: `Off` is false, `1e3` is 1000, `1:30` and
-a date are text, keys become text, and a key that stands twice is an error. A manifest must mean the same here.
+They use a YAML 1.1 reader (go-yaml v2) and convert to JSON. So `Off` is false, `1e3` is 1000, `1:30` and dates are
+text, keys become text, and a repeated key is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LARGEST_PLAIN = 1e21  # beyond it, Go's JSON keeps the exponent and the number 
 
 
 class YamlTextError(ValueError):
-    """The text is not YAML, or holds what JSON cannot; the message names line and column."""
+    """The text is not YAML, or has values that JSON cannot express. The message names line and column."""
 
 
 def read_documents(text: str) -> list[Any]:
@@ -45,7 +45,7 @@ def read_documents(text: str) -> list[Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML with go-yaml's idea of plain scalars and strict keys."""
+    """PyYAML loader with go-yaml's rules for plain scalars and repeated keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
@@ -70,7 +70,7 @@ def _key(key: object) -> str:
 
 
 def _plain(_loader: _Loader, node: yaml.ScalarNode) -> Any:
-    """A scalar: text where it is quoted, else what go-yaml takes it for."""
+    """The value of a scalar: text if it is quoted, else by go-yaml's rules."""
     text: str = node.value
     if node.style is not None:
         return text

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from outrider_crds.rules import violations
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.state import RuntimeState
 from outrider_crds.status import Condition, SpeculativeServiceStatus
 from pydantic import ValidationError
 

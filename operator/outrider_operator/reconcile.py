@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from outrider_crds.conditions import find_condition
-from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType, SpeculativeServiceStatus
 
 from outrider_operator.apply import Applier
 from outrider_operator.cache import ObjectCache
@@ -154,7 +154,14 @@ def _clock() -> float:
     return asyncio.get_running_loop().time()
 
 
-_UNHURRIED = frozenset({Reason.CANARY_RUNNING, Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE})
+_UNHURRIED = frozenset(
+    {
+        ConditionReason.CANARY_RUNNING,
+        ConditionReason.CANARY_FAILED,
+        ConditionReason.CANARY_ERROR,
+        ConditionReason.CANARY_INCONCLUSIVE,
+    }
+)
 """Reasons of Updated that may last for hours, in which pods need not be polled often."""
 
 

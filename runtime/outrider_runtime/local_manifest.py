@@ -14,7 +14,7 @@ from pathlib import Path
 from outrider_crds.manifest import ManifestError, load_manifest
 from outrider_crds.runtime_config import BootConfig, HotConfig, boot_config, hot_config
 from outrider_crds.service import SpeculativeService
-from outrider_crds.spec import Drafter, HostPathSource, ModelRef, ModelSource
+from outrider_crds.spec import DrafterSpec, HostPathSource, ModelRef, ModelSource
 
 DEFAULT_MODEL_ROOT = Path("~/.cache/outrider/models")
 LOCAL_REVISION = "local"
@@ -53,7 +53,7 @@ def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) ->
     return LocalService(boot=boot.model_copy(update={"target": target, "draft_pool": pool}), hot=hot_config(spec))
 
 
-def _localised_drafter(drafter: Drafter, roots: Sequence[Path]) -> Drafter:
+def _localised_drafter(drafter: DrafterSpec, roots: Sequence[Path]) -> DrafterSpec:
     """Return the drafter with its local folder. A missing folder is kept: the engine drops that drafter, with a log."""
     if drafter.neural is None:
         return drafter

@@ -1,7 +1,7 @@
 """Passes the state from vLLM's engine core process to the API server's process: a JSON file, replaced atomically.
 
 The engine core writes a `RuntimeState` about every 0.25 s into the run folder (in memory). The server reads it and adds
-what only the server knows (`ready`, `now`).
+what only the server knows (`ready`, `reported_at`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from outrider_runtime.whole_file import write_whole
 
@@ -53,7 +53,7 @@ def blank_state(boot: BootConfig, hot: HotConfig, *, started_at: float) -> Runti
         revision=boot.revision,
         config_hash=config_hash(hot),
         started_at=started_at,
-        now=started_at,
+        reported_at=started_at,
         ready=False,
         plugin_active=False,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from outrider_crds.state import DrafterMemory, Verification
+from outrider_crds.runtime_state import DrafterMemory, Verification
 from pydantic import TypeAdapter
 
 MEMORY_FILE = "drafter-memory.json"

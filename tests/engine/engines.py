@@ -21,10 +21,10 @@ from outrider_crds.spec import (
     MTP,
     Accelerator,
     BlockDraft,
-    Drafter,
+    DrafterSpec,
     DraftMethod,
     DraftModel,
-    DraftPrefill,
+    DraftPrefillMode,
     Dtype,
     Engine,
     HostPathSource,
@@ -32,7 +32,7 @@ from outrider_crds.spec import (
     ModelSource,
     NeuralDraft,
     PromptLookup,
-    SLOClass,
+    SLOClassSpec,
     SparseSelf,
     SpeculationMode,
 )
@@ -92,48 +92,50 @@ def model(path: Path) -> ModelRef:
     return ModelRef(name=path.name, source=ModelSource(host_path=HostPathSource(path=str(path))))
 
 
-def lookup(name: str = "pld") -> Drafter:
-    return Drafter(name=name, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup(min_tokens=2, max_tokens=4))
+def lookup(name: str = "pld") -> DrafterSpec:
+    return DrafterSpec(
+        name=name, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup(min_tokens=2, max_tokens=4)
+    )
 
 
-def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> Drafter:
-    return Drafter(name=name, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=model(path)))
+def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> DrafterSpec:
+    return DrafterSpec(name=name, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=model(path)))
 
 
-def block(path: Path, name: str = "flash", max_tokens: int | None = None) -> Drafter:
-    return Drafter(name=name, method=DraftMethod.BLOCK, block=BlockDraft(model=model(path), max_tokens=max_tokens))
+def block(path: Path, name: str = "flash", max_tokens: int | None = None) -> DrafterSpec:
+    return DrafterSpec(name=name, method=DraftMethod.BLOCK, block=BlockDraft(model=model(path), max_tokens=max_tokens))
 
 
-def mtp(name: str = "mtp") -> Drafter:
-    return Drafter(name=name, method=DraftMethod.MTP, mtp=MTP())
+def mtp(name: str = "mtp") -> DrafterSpec:
+    return DrafterSpec(name=name, method=DraftMethod.MTP, mtp=MTP())
 
 
-def medusa(path: Path, name: str = "medusa") -> Drafter:
-    return Drafter(name=name, method=DraftMethod.MEDUSA, medusa=NeuralDraft(model=model(path)))
+def medusa(path: Path, name: str = "medusa") -> DrafterSpec:
+    return DrafterSpec(name=name, method=DraftMethod.MEDUSA, medusa=NeuralDraft(model=model(path)))
 
 
-def draft_model(path: Path, name: str = "draft", window_tokens: int | None = None) -> Drafter:
+def draft_model(path: Path, name: str = "draft", window_tokens: int | None = None) -> DrafterSpec:
     block = DraftModel(model=model(path), window_tokens=window_tokens)
-    return Drafter(name=name, method=DraftMethod.DRAFT_MODEL, draft_model=block)
+    return DrafterSpec(name=name, method=DraftMethod.DRAFT_MODEL, draft_model=block)
 
 
-def sparse_self(window_tokens: int, name: str = "self", sink_tokens: int = 16) -> Drafter:
+def sparse_self(window_tokens: int, name: str = "self", sink_tokens: int = 16) -> DrafterSpec:
     block = SparseSelf(sink_tokens=sink_tokens, window_tokens=window_tokens)
-    return Drafter(name=name, method=DraftMethod.SPARSE_SELF, sparse_self=block)
+    return DrafterSpec(name=name, method=DraftMethod.SPARSE_SELF, sparse_self=block)
 
 
 def hot_config(mode: SpeculationMode = SpeculationMode.CLOSED_LOOP, max_draft_tokens: int = 3) -> HotConfig:
     return HotConfig(
         mode=mode,
-        draft_prefill=DraftPrefill.AUTO,
+        draft_prefill=DraftPrefillMode.AUTO,
         max_draft_tokens=max_draft_tokens,
-        slo_classes=[SLOClass(name="chat", tpot="10s", ttft="100s"), SLOClass(name="instant", tpot="1us")],
+        slo_classes=[SLOClassSpec(name="chat", tpot="10s", ttft="100s"), SLOClassSpec(name="instant", tpot="1us")],
         default_slo_class="chat",
     )
 
 
 def boot_config(
-    drafters: Sequence[Drafter], max_draft_tokens: int = 3, extra: Sequence[str] = (), target: Path = TARGET
+    drafters: Sequence[DrafterSpec], max_draft_tokens: int = 3, extra: Sequence[str] = (), target: Path = TARGET
 ) -> BootConfig:
     return BootConfig(
         service="chat",
@@ -149,7 +151,7 @@ def boot_config(
 
 
 def make_plan(
-    drafters: Sequence[Drafter], hot: HotConfig | None = None, extra: Sequence[str] = (), target: Path = TARGET
+    drafters: Sequence[DrafterSpec], hot: HotConfig | None = None, extra: Sequence[str] = (), target: Path = TARGET
 ) -> launch.LaunchPlan:
     run_dir = tempfile.mkdtemp(prefix="outrider-test-")
     hot = hot or hot_config()
@@ -352,7 +354,7 @@ def _sampling(sampling: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def bench(drafters: Sequence[Drafter], *, asynchronous: bool = False, **plan: Any) -> Iterator[Bench]:
+def bench(drafters: Sequence[DrafterSpec], *, asynchronous: bool = False, **plan: Any) -> Iterator[Bench]:
     made = make_plan(drafters, **plan)
     with _asynchronous_scheduling() if asynchronous else nullcontext(), engine(made) as llm:
         yield Bench(llm, made)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.vllm_plugin import cpu
@@ -98,7 +98,7 @@ class Ordered:
 
 
 class OrderedBench:
-    def __init__(self, llm: Any, drafters: Sequence[Drafter], plan: LaunchPlan) -> None:
+    def __init__(self, llm: Any, drafters: Sequence[DrafterSpec], plan: LaunchPlan) -> None:
         self.llm, self.failures = llm, noted_failures(plan)
         self.memory = read_drafter_memory(plan.paths.run_dir)
         core = llm.llm_engine.engine_core.engine_core
@@ -164,7 +164,11 @@ class OrderedBench:
 
 @contextmanager
 def ordered(
-    drafters: Sequence[Drafter], *, asynchronous: bool = False, extra: Sequence[str] = (), target: Path = engines.TARGET
+    drafters: Sequence[DrafterSpec],
+    *,
+    asynchronous: bool = False,
+    extra: Sequence[str] = (),
+    target: Path = engines.TARGET,
 ) -> Iterator[OrderedBench]:
     made = engines.make_plan(drafters, extra=[SCHEDULER, *extra], target=target)
     plan = made.model_copy(update={"pool": HostedPool(hosted=tuple(drafters))})

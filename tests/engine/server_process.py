@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.snapshot import WRITE_EVERY_S
 
 from tests.ports import free_port

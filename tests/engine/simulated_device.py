@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 
 from tests.engine.engines import TARGET, Bench, bench
 
@@ -70,7 +70,7 @@ class Device:
 
 @contextmanager
 def on_device(
-    device: Device, drafters: list[Drafter], draft: str, *, asynchronous: bool = True, target: Path = TARGET
+    device: Device, drafters: list[DrafterSpec], draft: str, *, asynchronous: bool = True, target: Path = TARGET
 ) -> Iterator[Bench]:
     """An engine whose scheduler and worker live in the device's time. draft: whose passes it times."""
     clock = SimpleNamespace(monotonic=lambda: device.now, time=time.time)

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Iterator
 
 import pytest
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.loop.draft_caches import DraftCaches
 from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.stepper import Stepper

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 
 from tests.engine.engines import SMALL, TARGET, Bench, bench, draft_model, eagle, lookup
 from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
-POOLS: dict[str, tuple[tuple[Drafter, ...], Path]] = {
+POOLS: dict[str, tuple[tuple[DrafterSpec, ...], Path]] = {
     "EAGLE-3 and prompt lookup": ((lookup(), eagle()), TARGET),
     "draft model": ((draft_model(SMALL),), SMALL),
 }

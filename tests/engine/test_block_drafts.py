@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibrator
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers
@@ -115,7 +115,7 @@ def assert_forwards(engine: OrderedBench) -> None:
         assert (np.isfinite(reports) == (np.array(lengths) != IDLE)).all()
 
 
-def pool_of_five(folder: Path) -> list[Drafter]:
+def pool_of_five(folder: Path) -> list[DrafterSpec]:
     successors = {token: token + 1 for token in range(100, 300)}
     return [
         lookup(),
@@ -127,12 +127,12 @@ def pool_of_five(folder: Path) -> list[Drafter]:
 
 
 @pytest.fixture(scope="module")
-def five(folder: Path) -> Sequence[Drafter]:
+def five(folder: Path) -> Sequence[DrafterSpec]:
     return pool_of_five(folder)
 
 
 @pytest.fixture(scope="module")
-def engine_of_five(five: Sequence[Drafter]) -> Iterator[OrderedBench]:
+def engine_of_five(five: Sequence[DrafterSpec]) -> Iterator[OrderedBench]:
     with ordered(five, target=SMALL) as engine:
         yield engine
 
@@ -231,7 +231,7 @@ def test_fed_block_drafter_prepares_no_pass(engine_of_five: OrderedBench) -> Non
         assert min(calls.values()) > 0
 
 
-def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[Drafter]) -> None:
+def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[DrafterSpec]) -> None:
     with ordered(five, target=SMALL, asynchronous=True) as engine:
         assert_members_serve(engine)
         assert_preempted_requests_answer_alike(engine)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from outrider_crds.state import DrafterState
+from outrider_crds.runtime_state import DrafterReport
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 
@@ -40,7 +40,7 @@ def without_eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reasons(engine: Bench) -> dict[str, str]:
     """Of the drafters that are not loaded."""
-    drafters: list[DrafterState] = [state_of(engine, one.name) for one in engine.plan.boot.draft_pool]
+    drafters: list[DrafterReport] = [state_of(engine, one.name) for one in engine.plan.boot.draft_pool]
     return {drafter.name: drafter.reason for drafter in drafters if not drafter.loaded}
 
 

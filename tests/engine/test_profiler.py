@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from outrider_crds.profile import ExecutionMode, ProfilingResult
+from outrider_crds.profile import ProfileExecutionMode, ProfilingResult
 from outrider_runtime.identity import engine_version, weights_commit
 from outrider_runtime.profiler.failures import NOISY, TIME_BUDGET_TOO_SMALL
 
@@ -89,8 +89,8 @@ def test_target_and_drafters_are_measured_and_identified(whole):
     assert target.engine_version == engine_version()
     assert target.device
     assert target.commit == weights_commit(str(SMALL))
-    assert ExecutionMode.UNIFORM in target.costs
-    assert 1e-3 < target.costs[ExecutionMode.UNIFORM].constant_s < 1
+    assert ProfileExecutionMode.UNIFORM in target.costs
+    assert 1e-3 < target.costs[ProfileExecutionMode.UNIFORM].constant_s < 1
     drafters = {drafter.name: drafter for drafter in ran.result.drafters}
     assert set(drafters) == {"lookup", "eagle"}
     assert drafters["eagle"].autoregressive
@@ -100,7 +100,7 @@ def test_target_and_drafters_are_measured_and_identified(whole):
 def test_a_drafts_pass_costs_less_than_the_targets_and_a_lookup_next_to_nothing(whole):
     """What the choice of lengths rests on: a mix-up of the two clocks would show here."""
     costs = {drafter.name: drafter.cost for drafter in whole[0].result.drafters}
-    target = whole[0].result.target.costs[ExecutionMode.UNIFORM]
+    target = whole[0].result.target.costs[ProfileExecutionMode.UNIFORM]
     one = {name: cost.constant_s + cost.per_request_s + cost.per_batched_token_s for name, cost in costs.items()}
     step = target.constant_s + target.per_request_s + target.per_batched_token_s
     assert one["lookup"] < one["eagle"] < step

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_crds.state import SLOClassState
+from outrider_crds.runtime_state import SLOClassState
 from outrider_runtime.control.state import Reason
 
 from tests.engine.engines import OUTPUT_TOKENS, SMALL, SMALL_LAYERS, Bench, bench, eagle, head_reading, lookup

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from tests.engine.conftest import Laptop
 from tests.engine.server_process import REPETITIVE, Server

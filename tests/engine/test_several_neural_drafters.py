@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
@@ -50,7 +50,7 @@ def other_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["two heads", "head, draft model and lookup", "two draft models"])
-def pool(request: pytest.FixtureRequest, other_layers: Path) -> tuple[Drafter, ...]:
+def pool(request: pytest.FixtureRequest, other_layers: Path) -> tuple[DrafterSpec, ...]:
     return {
         "two heads": (eagle(), eagle(other_layers, "other")),
         "head, draft model and lookup": (draft_model(POOR_DRAFT), lookup(), eagle()),
@@ -59,7 +59,7 @@ def pool(request: pytest.FixtureRequest, other_layers: Path) -> tuple[Drafter, .
 
 
 @pytest.fixture(scope="module")
-def engine(pool: tuple[Drafter, ...]) -> Iterator[OrderedBench]:
+def engine(pool: tuple[DrafterSpec, ...]) -> Iterator[OrderedBench]:
     heads = any(drafter.eagle is not None for drafter in pool)
     with ordered(pool, target=TARGET if heads else SMALL) as started:
         yield started

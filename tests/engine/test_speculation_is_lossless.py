@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from outrider_crds.spec import Drafter
-from outrider_crds.state import DrafterState, RuntimeState
+from outrider_crds.runtime_state import DrafterReport, RuntimeState
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
@@ -42,7 +42,7 @@ SHORT = tuple(prompt for prompt in PROMPTS if not prompt.startswith(STORY))
 
 
 class Case(NamedTuple):
-    pool: tuple[Drafter, ...]
+    pool: tuple[DrafterSpec, ...]
     alone: tuple[str, ...]
     """Those that a test runs one at a time; the others have a pool in which they are alone."""
     target: Path = TARGET
@@ -376,6 +376,6 @@ def member(engine: Bench, drafter: str) -> Any:
     return engine.runner.speculator._members[engine.loop.numbers[drafter]]
 
 
-def state_of(engine: Bench, drafter: str) -> DrafterState:
+def state_of(engine: Bench, drafter: str) -> DrafterReport:
     state: RuntimeState = engine.scheduler.outrider_reporter.state()
     return next(one for one in state.drafters if one.name == drafter)

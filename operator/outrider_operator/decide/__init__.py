@@ -13,7 +13,7 @@ from dataclasses import replace
 from outrider_crds.base import seconds
 from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.spec import ProfilingMode, RolloutStrategy, SpeculativeServiceSpec
-from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
+from outrider_crds.status import ConditionReason, ConditionType, SpeculativeServiceStatus
 
 from outrider_operator.cluster_model import (
     CANARY_TRACK,
@@ -383,7 +383,7 @@ def _plan_without_spec(observed: Observed, children: Children, pods: Pods, why: 
     """The plan for a spec that cannot be read: nothing is applied, and the status reports the pods that serve."""
     replicas, problem = _replicas(observed, children), unreadable_spec(why)
     verdicts: Verdicts = {
-        **{kind: unknown(Reason.PENDING, "The spec cannot be read; see SpecValid.") for kind in ConditionType},
+        **{kind: unknown(ConditionReason.PENDING, "The spec cannot be read; see SpecValid.") for kind in ConditionType},
         ConditionType.SPEC_VALID: problem,
         ConditionType.AVAILABLE: available(pods, replicas),
         ConditionType.UPDATED: problem,

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
-from outrider_crds.spec import Drafter, ProfilingMode, SpeculativeServiceSpec
+from outrider_crds.spec import DrafterSpec, ProfilingMode, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.ownership import Children
@@ -122,7 +122,7 @@ def desired_state(
     return keep_current(desired, children) if waits else desired
 
 
-def _boot_pools(revisions: Iterable[Revision], names: Container[str]) -> list[list[Drafter]]:
+def _boot_pools(revisions: Iterable[Revision], names: Container[str]) -> list[list[DrafterSpec]]:
     """Draft pools that pods booted with. During a rollout old and new pods read the same hot config."""
     return [revision.boot.draft_pool for revision in revisions if revision.name in names]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
 
-from outrider_crds.status import Reason
+from outrider_crds.status import ConditionReason
 
 from outrider_operator.cluster_model import REVISION_LABEL, Object
 from outrider_operator.validation.reading import (
@@ -50,7 +50,7 @@ LOOK_AGAIN_S = 15.0
 class Trouble:
     """Why a pod cannot get ready by itself."""
 
-    reason: Reason
+    reason: ConditionReason
     message: str
 
 
@@ -109,7 +109,7 @@ class Pods:
         """Trouble if a pod and its replacement both ended: the next one will probably end, too."""
         ended = [pod for pod in self.ended if revision in (None, revision_of(pod))]
         again = next((pod for pod in ended if any(_replaces(pod, other) for other in ended if other is not pod)), None)
-        return Trouble(Reason.POD_ENDED, how_it_ended(again)) if again is not None else None
+        return Trouble(ConditionReason.POD_ENDED, how_it_ended(again)) if again is not None else None
 
     def node_in_the_making(self, pod: Object) -> str:
         """Evidence that a node for `pod` is being added; empty without any."""
@@ -131,7 +131,7 @@ class Pods:
         created = unix_seconds(text(pod, "metadata", "creationTimestamp"))
         if not warning or not is_being_created(pod) or created is None or self.at - created < _PATIENCE_S:
             return None
-        return Trouble(Reason.POD_CANNOT_START, f"Pod {name_of(pod)} cannot start: {cut(warning, 500)}")
+        return Trouble(ConditionReason.POD_CANNOT_START, f"Pod {name_of(pod)} cannot start: {cut(warning, 500)}")
 
     def _still_starting(self, pod: Object) -> str:
         if unschedulable_since(pod) is not None:
@@ -226,7 +226,7 @@ def _forbidden(deployment: Object | None) -> Trouble | None:
     if failure.get("status") != "True":
         return None
     sentence = without_made_up_name(text(failure, "message"))
-    return Trouble(Reason.POD_CANNOT_START, f"No pod can be made: {cut(sentence, 500)}")
+    return Trouble(ConditionReason.POD_CANNOT_START, f"No pod can be made: {cut(sentence, 500)}")
 
 
 def without_made_up_name(message: str) -> str:
@@ -241,15 +241,15 @@ def _container_trouble(pod: Object, now_s: float) -> Trouble | None:
         if reason in _IMAGE_REASONS:
             image = text(status, "image") or "its image"
             return Trouble(
-                Reason.IMAGE_PULL_FAILED,
+                ConditionReason.IMAGE_PULL_FAILED,
                 f"Pod {name_of(pod)} cannot pull {image} ({reason}): {cut(message, 500)}. Check podTemplate.image and "
                 "podTemplate.imagePullSecrets",
             )
         if reason in _START_REASONS:
             sentence = f"Pod {name_of(pod)} cannot start ({reason}): {cut(message, 500)}"
-            return Trouble(Reason.POD_CANNOT_START, sentence)
+            return Trouble(ConditionReason.POD_CANNOT_START, sentence)
         if reason == _CRASH_LOOP or _keeps_ending(status, now_s):
-            return Trouble(Reason.POD_CRASHING, _crash(pod, status, message or reason))
+            return Trouble(ConditionReason.POD_CRASHING, _crash(pod, status, message or reason))
     return None
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
-from outrider_crds.state import RuntimeState
 
 from outrider_operator.cluster_model import REVISION_LABEL, Object
 from outrider_operator.decide.ownership import Children

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MetricsSource
-from outrider_crds.state import RuntimeState
 
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import CANARY_TRACK, TRACK_LABEL, FigureWindows, Object

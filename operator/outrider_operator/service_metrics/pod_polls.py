@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.service_metrics.state_endpoint import StateEndpoint

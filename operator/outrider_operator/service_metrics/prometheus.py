@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_crds.state import TPOT_BUCKETS_S
+from outrider_crds.runtime_state import TPOT_BUCKETS_S
 
 from outrider_operator.cluster_model import FigureWindows, WindowFigures
 from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counter, Counters, figures_of

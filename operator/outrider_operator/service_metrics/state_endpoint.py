@@ -6,7 +6,7 @@ import os
 
 import aiohttp
 from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import cut

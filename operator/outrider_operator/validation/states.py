@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, RuntimeState, SLOClassState
 from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
-from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, RuntimeState, SLOClassState
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -51,7 +51,7 @@ def _cut_class(slo: SLOClassState) -> SLOClassState:
     return slo.model_copy(update={"tpot": tpot, "ttft": ttft})
 
 
-def _cut_histogram(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
+def _cut_histogram(histogram: HistogramState, bounds: tuple[float, ...]) -> HistogramState:
     return histogram.model_copy(update={"counts": histogram.counts[: len(bounds) + 1]})
 
 

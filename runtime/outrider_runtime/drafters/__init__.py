@@ -6,7 +6,7 @@ implementation in each engine that hosts it (`vllm_plugin.speculator`, `torch_en
 
 from __future__ import annotations
 
-from outrider_crds.spec import Drafter, DraftMethod
+from outrider_crds.spec import DrafterSpec, DraftMethod
 
 from outrider_runtime.control import settings
 from outrider_runtime.drafters import block, draft_model, eagle, medusa, mtp, prompt_lookup, sparse_self
@@ -25,7 +25,7 @@ METHODS: dict[DraftMethod, Method] = {
 
 
 def traits(
-    drafter: Drafter, page_tokens: int = 1, widest: int = 1, checkpoint: block.BlockCheckpoint | None = None
+    drafter: DrafterSpec, page_tokens: int = 1, widest: int = 1, checkpoint: block.BlockCheckpoint | None = None
 ) -> settings.Drafter:  # fmt: skip
     """Convert a drafter of the manifest to the controller's description of it.
 

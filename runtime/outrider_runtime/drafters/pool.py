@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
-from outrider_crds.spec import Drafter, DraftMethod, ModelRef
+from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
 from outrider_runtime.drafters.draft_configs import ModelConfig, ModelPair, target_config, typed_config
@@ -30,17 +30,17 @@ class ModelPlaces(Model):
 
 
 class HostedPool(Model):
-    hosted: tuple[Drafter, ...] = ()
+    hosted: tuple[DrafterSpec, ...] = ()
     """Drafters in the pool's order. A drafter's position is its number in messages between scheduler and worker."""
     dropped: dict[str, str] = {}
     """Why a drafter is not hosted, in a sentence, by drafter name."""
 
     @property
-    def neural(self) -> tuple[Drafter, ...]:
+    def neural(self) -> tuple[DrafterSpec, ...]:
         return tuple(drafter for drafter in self.hosted if drafter.neural is not None)
 
     @property
-    def primary(self) -> Drafter | None:
+    def primary(self) -> DrafterSpec | None:
         """The drafter that vLLM's own config names.
 
         Block drafters, then EAGLE heads come first, since the target must output hidden states for them. Drafters that
@@ -68,7 +68,7 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> HostedPool:
     return pool
 
 
-def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
+def _obstacle(boot: BootConfig, drafter: DrafterSpec, places: ModelPlaces) -> str:
     """Return why `drafter` cannot propose for the target, in a sentence; empty if no reason is known."""
     unsupported = METHODS[drafter.method].unsupported.get(boot.engine.backend, "")
     if unsupported or (drafter.neural is None and drafter.sparse_self is None and drafter.mtp is None):
@@ -111,7 +111,7 @@ def _longest_request(boot: BootConfig, target: ModelConfig) -> int | None:
     return boot.engine.max_model_len or (None if changes else target.max_position_embeddings)
 
 
-def window_too_long(drafter: Drafter, longest: int | None) -> str:
+def window_too_long(drafter: DrafterSpec, longest: int | None) -> str:
     """Refuse a window above the longest request, as admission does if engine.maxModelLen is set."""
     if longest is None or drafter.window is None or drafter.window <= longest:
         return ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider_crds.spec import SINK_TOKENS, Drafter
+from outrider_crds.spec import SINK_TOKENS, DrafterSpec
 
 
 class Window(NamedTuple):
@@ -28,7 +28,7 @@ class Window(NamedTuple):
         return (self.sink_pages(page_tokens) + self.window_pages(page_tokens)) * page_tokens - page_tokens // 2
 
 
-def window_of(drafter: Drafter) -> Window | None:
+def window_of(drafter: DrafterSpec) -> Window | None:
     """Return a drafter's window; None if it reads the whole request, or none of it."""
     if drafter.sparse_self is not None:
         return Window(drafter.sparse_self.sink_tokens, drafter.sparse_self.window_tokens)

@@ -13,7 +13,7 @@ from threading import RLock
 
 import numpy as np
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.state import ArmState, CanaryState
+from outrider_crds.runtime_state import ArmState, CanaryState
 
 from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Ints

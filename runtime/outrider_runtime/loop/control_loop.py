@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from outrider_crds.base import seconds
 from outrider_crds.runtime_config import BootConfig, HotConfig
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import LatencyModel
@@ -53,7 +53,7 @@ class Decision(NamedTuple):
 
 class ControlLoop:
     def __init__(
-        self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
+        self, boot: BootConfig, hot: HotConfig, hosted: Sequence[DrafterSpec], *, max_requests: int,
         left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
         page_tokens: int = 1, widest: int = 1, scores_placeholders: bool = False, device_ranks: bool = False,
         blocks: Mapping[str, BlockCheckpoint] | None = None, clock: Callable[[], float] = time.monotonic, seed: int = 0,

@@ -10,7 +10,7 @@ from outrider_crds import profile as api
 from outrider_crds.contract import Contract
 from outrider_crds.profile import TARGET_FILE, DrafterProfile, ProfileKeys, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
-from outrider_crds.state import ProfileSource, ProfileState
+from outrider_crds.runtime_state import ProfileSource, ProfileState
 from pydantic import ValidationError
 
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
@@ -101,8 +101,8 @@ def _latency(target: TargetProfile, drafters: dict[str, DrafterProfile]) -> Late
     )
 
 
-def _cost(cost: api.StepCost) -> StepCost:
-    return StepCost(**{name: getattr(cost, name) for name in api.StepCost.model_fields})
+def _cost(cost: api.ProfileStepCost) -> StepCost:
+    return StepCost(**{name: getattr(cost, name) for name in api.ProfileStepCost.model_fields})
 
 
 def product_of_pod(podinfo_dir: Path, products: list[str]) -> str:

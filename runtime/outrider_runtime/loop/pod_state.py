@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider_crds.state import ChoiceState, DrafterMemory, DrafterState, SpeedupState
+from outrider_crds.runtime_state import ChoiceState, DrafterMemory, DrafterReport, SpeedupState
 
 from outrider_runtime.control import state as control
 from outrider_runtime.loop.control_loop import ControlLoop
@@ -28,22 +28,22 @@ def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
         drafter=loop.favourite,
         draft_tokens=state.tally.recent_length,
         reason=state.reason.value,
-        gated=state.gated,
+        has_disabled_drafts=state.gated,
         running=loop.running,
     )
 
 
-def drafters(loop: ControlLoop, state: control.State, memory: Mapping[str, DrafterMemory]) -> list[DrafterState]:
+def drafters(loop: ControlLoop, state: control.State, memory: Mapping[str, DrafterMemory]) -> list[DrafterReport]:
     """Return the state of each drafter of the pool, in its order. memory: device memory by drafter."""
     names = [drafter.name for drafter in loop.boot.draft_pool]
     return [_drafter(name, loop, state, memory.get(name)) for name in names]
 
 
-def _drafter(name: str, loop: ControlLoop, state: control.State, memory: DrafterMemory | None) -> DrafterState:
+def _drafter(name: str, loop: ControlLoop, state: control.State, memory: DrafterMemory | None) -> DrafterReport:
     if name in loop.left_out:
-        return DrafterState(name=name, loaded=False, reason=loop.left_out[name])
+        return DrafterReport(name=name, loaded=False, reason=loop.left_out[name])
     seen = state.drafters.get(name, control.DrafterState())
-    return DrafterState(
+    return DrafterReport(
         name=name,
         kind=loop.blocks[name].kind if name in loop.blocks else "",
         loaded=True,

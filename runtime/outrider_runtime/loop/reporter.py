@@ -13,7 +13,7 @@ from typing import Protocol
 
 from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
-from outrider_crds.state import ProfileState, RuntimeState
+from outrider_crds.runtime_state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
 from outrider_runtime.error_text import first_line
@@ -155,7 +155,7 @@ class Reporter(threading.Thread):
             config_hash=self._hot_hash,
             config_error=self._config_error,
             started_at=self._started_at,
-            now=time.time(),
+            reported_at=time.time(),
             ready=False,  # the API server sets it
             plugin_active=True,
             product=self._product,

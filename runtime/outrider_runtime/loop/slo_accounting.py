@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider_crds.base import seconds
-from outrider_crds.spec import SLOClass
-from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, SLOClassState
+from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, SLOClassState
+from outrider_crds.spec import SLOClassSpec
 
 SLO_CLASS_ARGUMENT = "slo_class"
 """Key in SamplingParams.extra_args; the server puts the request's header or body field there."""
@@ -62,11 +62,11 @@ class SLOCounter:
     """Counters since the process started; a class that is removed and added again continues its counters."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, SLOClass] = {}
+        self._classes: dict[str, SLOClassSpec] = {}
         self._default: str | None = None
         self._counts: dict[str, _Counts] = {}
 
-    def configure(self, classes: Sequence[SLOClass], default: str | None) -> None:
+    def configure(self, classes: Sequence[SLOClassSpec], default: str | None) -> None:
         """Put classes in force for requests that finish from now on."""
         self._classes = {slo_class.name: slo_class for slo_class in classes}
         self._default = default
@@ -117,11 +117,11 @@ def _limit_s(arguments: Mapping[str, object], key: str) -> float:
     return value / 1000 if isinstance(value, int | float) else math.inf
 
 
-def _ttft_s(slo_class: SLOClass) -> float:
+def _ttft_s(slo_class: SLOClassSpec) -> float:
     return seconds(slo_class.ttft) if slo_class.ttft is not None else math.inf
 
 
-def _attained(slo_class: SLOClass, request: EndedRequest) -> bool:
+def _attained(slo_class: SLOClassSpec, request: EndedRequest) -> bool:
     fast_enough = request.tpot_s is None or request.tpot_s <= seconds(slo_class.tpot)
     soon_enough = slo_class.ttft is None or request.ttft_s <= seconds(slo_class.ttft)
     return fast_enough and soon_enough
@@ -134,6 +134,6 @@ def _state(name: str, counts: _Counts) -> SLOClassState:
         attained=counts.attained,
         aborted=counts.aborted,
         output_tokens=counts.output_tokens,
-        tpot=Histogram(counts=list(counts.tpot), sum_s=counts.tpot_sum_s),
-        ttft=Histogram(counts=list(counts.ttft), sum_s=counts.ttft_sum_s),
+        tpot=HistogramState(counts=list(counts.tpot), sum_s=counts.tpot_sum_s),
+        ttft=HistogramState(counts=list(counts.ttft), sum_s=counts.ttft_sum_s),
     )

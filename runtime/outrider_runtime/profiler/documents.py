@@ -71,7 +71,7 @@ def target_profile(
         device=device,
         engine_version=engine_version,
         commit=commit,
-        costs={api.ExecutionMode(mode.value): step_cost(fit.cost) for mode, fit in fitted.items()},
+        costs={api.ProfileExecutionMode(mode.value): step_cost(fit.cost) for mode, fit in fitted.items()},
         error_percent=held_out_percent(fitted.values()),
         spread_percent=_percent(median_spread(target_measurements(series.visits))),
         most_requests=_most_requests(fitted.values()),
@@ -110,9 +110,11 @@ def _most_requests(fitted: Iterable[FittedCost]) -> int:
     return max(judged.measurement.point.batch for fit in fitted for judged in fit.judged)
 
 
-def step_cost(cost: StepCost) -> api.StepCost:
+def step_cost(cost: StepCost) -> api.ProfileStepCost:
     """Return the cost as the API has it, rounded to `DIGITS` significant digits."""
-    return api.StepCost(**{name: float(f"{value:.{DIGITS}g}") for name, value in dataclasses.asdict(cost).items()})
+    return api.ProfileStepCost(
+        **{name: float(f"{value:.{DIGITS}g}") for name, value in dataclasses.asdict(cost).items()}
+    )
 
 
 def termination_message(result: ProfilingResult) -> str:

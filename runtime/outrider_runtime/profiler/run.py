@@ -12,7 +12,15 @@ from functools import partial
 from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
-from outrider_crds.spec import Backend, Drafter, DraftMethod, DraftPrefill, PromptLookup, SparseSelf, SpeculationMode
+from outrider_crds.spec import (
+    Backend,
+    DrafterSpec,
+    DraftMethod,
+    DraftPrefillMode,
+    PromptLookup,
+    SparseSelf,
+    SpeculationMode,
+)
 
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.drafters import traits
@@ -29,7 +37,7 @@ from outrider_runtime.profiler.host_protocol import Ready, VisitOrder
 from outrider_runtime.profiler.remote import RemoteEngine, engine
 from outrider_runtime.profiler.step_samples import Visit
 
-DEFAULT_DRAFTER = Drafter(name="outrider", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
+DEFAULT_DRAFTER = DrafterSpec(name="outrider", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
 """Drafter for measuring a target without a pool: verifying is part of the target's cost, and a drafter may be added
 later."""
 
@@ -46,7 +54,7 @@ class ProfilingTask:
     keys: ProfileKeys
     target: bool
     """Whether to measure the target."""
-    drafters: tuple[Drafter, ...]
+    drafters: tuple[DrafterSpec, ...]
     """Drafters to measure."""
 
 
@@ -86,7 +94,7 @@ class EnginePart:
     """The part of a profiling task that one engine measures."""
 
     target: bool
-    drafters: tuple[Drafter, ...]
+    drafters: tuple[DrafterSpec, ...]
 
     @property
     def names(self) -> list[str]:
@@ -100,7 +108,7 @@ class EnginePart:
         )
 
 
-def has_weights(drafter: Drafter) -> bool:
+def has_weights(drafter: DrafterSpec) -> bool:
     """Whether the engine loads weights for the drafter: its own model, or layers of the target's checkpoint (MTP)."""
     return drafter.neural is not None or drafter.mtp is not None
 
@@ -219,7 +227,9 @@ class Profiler:
         pool = [*part.drafters, *lookups] or [DEFAULT_DRAFTER]
         boot = self._task.boot.model_copy(update={"draft_pool": pool})
         hot = HotConfig(
-            mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=boot.max_draft_tokens
+            mode=SpeculationMode.CLOSED_LOOP,
+            draft_prefill=DraftPrefillMode.AUTO,
+            max_draft_tokens=boot.max_draft_tokens,
         )
         return ENGINES[self._backend].plan(boot, hot, self._paths)
 
@@ -308,7 +318,7 @@ class Profiler:
             measured_at=_timestamp(),
         )
 
-    def _keep_drafter(self, drafter: Drafter, series: session.ShapeSeries, ready: Ready) -> None:
+    def _keep_drafter(self, drafter: DrafterSpec, series: session.ShapeSeries, ready: Ready) -> None:
         commit = ""
         if drafter.neural is not None:
             model = drafter.neural.model

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from outrider_crds.runtime_config import LIVE_PATH, METRICS_PATH, READY_PATH, STATE_PATH, WHY_PATH
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 from outrider_runtime.server.health import Vitals, why_not_alive, why_not_ready

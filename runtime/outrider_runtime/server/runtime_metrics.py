@@ -1,6 +1,6 @@
 """Prometheus metrics of a pod, made from the same `RuntimeState` as the page `/outrider/state`.
 
-The fields of `outrider_crds.state` declare the metrics. Every series has the labels `outrider_service` and
+The fields of `outrider_crds.runtime_state` declare the metrics. Every series has the labels `outrider_service` and
 `outrider_namespace`, which the chart's PodMonitor overwrites; the label for the pod comes from the scrape.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from outrider_crds.metrics import Histogram, Kind, Labelled, MetricSpec, metrics_of
-from outrider_crds.state import RuntimeState
+from outrider_crds.metrics import HistogramLike, Labelled, MetricKind, MetricSpec, metrics_of
+from outrider_crds.runtime_state import RuntimeState
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -36,9 +36,9 @@ class RuntimeStateCollector(Collector):
 
 def _family(spec: MetricSpec, service: tuple[str, ...], samples: Iterable[Labelled]) -> Metric:
     names = (*SERVICE_LABELS, *spec.labels)
-    if spec.kind is Kind.HISTOGRAM:
+    if spec.kind is MetricKind.HISTOGRAM:
         return _histogram_family(spec, names, service, samples)
-    make = CounterMetricFamily if spec.kind is Kind.COUNTER else GaugeMetricFamily
+    make = CounterMetricFamily if spec.kind is MetricKind.COUNTER else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily = make(spec.name, spec.help, labels=names)
     for labels, value in samples:
         family.add_metric([*service, *labels], float(value))
@@ -55,7 +55,7 @@ def _histogram_family(
     return family
 
 
-def _cumulative(histogram: Histogram, bounds_s: tuple[float, ...]) -> Iterator[tuple[str, float]]:
+def _cumulative(histogram: HistogramLike, bounds_s: tuple[float, ...]) -> Iterator[tuple[str, float]]:
     """Yield Prometheus buckets: the upper bound and the number of observations at or below it."""
     total = 0
     for bound, count in zip((*map(str, bounds_s), "+Inf"), histogram.counts, strict=True):

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import NoReturn
 
 from outrider_crds.runtime_config import STATE_PATH
+from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, RuntimeState, SLOClassState
 from outrider_crds.spec import Backend
-from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, RuntimeState, SLOClassState
 
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
@@ -182,8 +182,8 @@ def _blank(serving: Serving, started_at: float) -> RuntimeState:
     classes = [
         SLOClassState(
             name=slo.name,
-            tpot=Histogram(counts=[0] * (len(TPOT_BUCKETS_S) + 1)),
-            ttft=Histogram(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
+            tpot=HistogramState(counts=[0] * (len(TPOT_BUCKETS_S) + 1)),
+            ttft=HistogramState(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
         )
         for slo in serving.hot.slo_classes
     ]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from outrider_runtime.server.gate import GateFacts
 from outrider_runtime.server.health import Phase, Vitals, plugin_reports, why_not_ready
@@ -49,7 +49,7 @@ def sight(previous: Sighting, state: RuntimeState | None, unfinished: int, at: f
     """Return the sighting after `state` was read at monotonic time `at`. state: None before the first snapshot."""
     if state is None:
         return replace(previous, progressed_at=at if not unfinished else previous.progressed_at)
-    is_new = previous.state is None or state.now != previous.state.now
+    is_new = previous.state is None or state.reported_at != previous.state.reported_at
     stepped = previous.state is None or state.steps != previous.state.steps
     return Sighting(
         state=state,
@@ -117,7 +117,7 @@ class EngineWatch:
         snapshot = self._sighting.state or self._blank
         return snapshot.model_copy(
             update={
-                "now": self._wall_clock(),
+                "reported_at": self._wall_clock(),
                 "started_at": self._blank.started_at,
                 "ready": not why_not_ready(vitals),
                 "plugin_active": plugin_reports(vitals),

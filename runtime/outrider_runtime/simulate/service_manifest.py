@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import normalised_arguments
-from outrider_crds.spec import Drafter as PoolEntry
+from outrider_crds.spec import DrafterSpec as PoolEntry
 from outrider_crds.spec import DraftMethod, SpeculativeServiceSpec
 
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig
+from outrider_crds.runtime_state import Verification
 from outrider_crds.spec import Dtype
-from outrider_crds.state import Verification
 
 from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.dtype import engine_dtype

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outrider_crds.runtime_config import BootConfig, draft_mount
-from outrider_crds.spec import Drafter as DrafterSpec
-from outrider_crds.spec import DraftMethod, ModelRef
-from outrider_crds.state import DrafterMemory
+from outrider_crds.runtime_state import DrafterMemory
+from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
 from outrider_runtime.drafters.pool import choose_pool
 from outrider_runtime.paths import Paths

@@ -8,7 +8,7 @@ import shutil
 from itertools import pairwise
 
 from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
-from outrider_crds.spec import Drafter, DraftMethod, Dtype
+from outrider_crds.spec import DrafterSpec, DraftMethod, Dtype
 
 from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.drafters.draft_configs import ModelConfig, typed_config
@@ -86,7 +86,7 @@ def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
     return member_config(plan.pool.primary, plan)
 
 
-def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
+def member_config(drafter: DrafterSpec, plan: LaunchPlan) -> dict[str, object]:
     """Return the arguments of vLLM's SpeculativeConfig for one drafter of the pool."""
     boot = plan.boot
     # A table of lengths tells vLLM that the length varies. Its content does not matter: the scheduler sets the length
@@ -120,20 +120,20 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
     return config
 
 
-def _method(drafter: Drafter, plan: LaunchPlan) -> str:
+def _method(drafter: DrafterSpec, plan: LaunchPlan) -> str:
     """Return vLLM's name of the method of a drafter that has a model."""
     if drafter.block is not None:
         return "dspark" if _draft_config(drafter, plan).block_kind == "DSpark" else "dflash"
     return "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model"
 
 
-def _draft_config(drafter: Drafter, plan: LaunchPlan) -> ModelConfig:
+def _draft_config(drafter: DrafterSpec, plan: LaunchPlan) -> ModelConfig:
     assert drafter.neural is not None
     location = plan.paths.models.location(drafter.neural.model, draft_mount(drafter.name))
     return typed_config(model_config(drafter.neural.model, location), location)
 
 
-def block_checkpoint(drafter: Drafter, plan: LaunchPlan) -> BlockCheckpoint:
+def block_checkpoint(drafter: DrafterSpec, plan: LaunchPlan) -> BlockCheckpoint:
     assert drafter.block is not None
     config = _draft_config(drafter, plan)
     limits = drafter.block.max_tokens, config.block_tokens, plan.boot.max_draft_tokens

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from outrider_crds.state import Verification
+from outrider_crds.runtime_state import Verification
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_backend
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from outrider_crds.state import Verification
+from outrider_crds.runtime_state import Verification
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils

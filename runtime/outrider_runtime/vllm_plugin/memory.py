@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from outrider_crds.state import DrafterMemory
+from outrider_crds.runtime_state import DrafterMemory
 from torch import nn
 
 

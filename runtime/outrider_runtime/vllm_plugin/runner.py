@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from outrider_crds.spec import Drafter, DraftMethod
-from outrider_crds.state import DrafterMemory
+from outrider_crds.runtime_state import DrafterMemory
+from outrider_crds.spec import DrafterSpec, DraftMethod
 from vllm.config import SpeculativeConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
@@ -220,7 +220,7 @@ def _speculator_made_by(make: Callable[..., PoolSpeculator]) -> Iterator[None]:
         yield
 
 
-def _check_limits(drafter: Drafter, config: Any) -> None:
+def _check_limits(drafter: DrafterSpec, config: Any) -> None:
     """Raise ValueError if a drafter's limits are below the engine's longest request.
 
     It uses the lengths that vLLM has resolved: they include `--hf-overrides`, which a config.json does not show.
@@ -233,7 +233,7 @@ def _check_limits(drafter: Drafter, config: Any) -> None:
         raise ValueError(sentence)
 
 
-def _sharing_names(hosted: Sequence[Drafter]) -> set[int]:
+def _sharing_names(hosted: Sequence[DrafterSpec]) -> set[int]:
     """Return the numbers of drafters whose layer names may collide with another drafter's, so that they get a prefix.
 
     Draft models count layers from 0. Heads, block drafters and MTP continue after the target's last layer. MTP keeps
@@ -246,7 +246,7 @@ def _sharing_names(hosted: Sequence[Drafter]) -> set[int]:
 
 
 def _member(
-    drafter: Drafter, plan: LaunchPlan, config: Any, device: torch.device, req_states: Any,
+    drafter: DrafterSpec, plan: LaunchPlan, config: Any, device: torch.device, req_states: Any,
     adapt: Callable[[Rows], None],
 ) -> Any:  # fmt: skip
     number = plan.pool.hosted.index(drafter)
@@ -270,7 +270,7 @@ def pool_speculator(
 ) -> PoolSpeculator:  # fmt: skip
     """Make the speculator of the pool. adapt: see `SparseSelfMember`."""
 
-    def make(drafter: Drafter) -> Any:
+    def make(drafter: DrafterSpec) -> Any:
         """Make a member from the engine's config, with a speculative config of its own."""
         config = copy.copy(vllm_config)
         if drafter != plan.pool.primary:

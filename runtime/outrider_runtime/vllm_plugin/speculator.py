@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from outrider_crds.state import DrafterMemory
+from outrider_crds.runtime_state import DrafterMemory
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 

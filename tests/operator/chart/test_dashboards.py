@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from outrider_crds.runtime_config import boot_config, hot_config
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.state import RuntimeState
 from outrider_operator.operator_metrics import condition_metrics, demand_metrics, telemetry
 from outrider_operator.operator_metrics.condition_metrics import ServiceConditions
 from outrider_operator.operator_metrics.demand_metrics import ServiceDemand

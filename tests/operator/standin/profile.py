@@ -13,11 +13,11 @@ from pathlib import Path
 
 from outrider_crds.profile import (
     DrafterProfile,
-    ExecutionMode,
+    ProfileExecutionMode,
     ProfileKeys,
+    ProfileStepCost,
     ProfilingFailure,
     ProfilingResult,
-    StepCost,
     TargetProfile,
 )
 from outrider_crds.runtime_config import BootConfig
@@ -61,13 +61,15 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measured(boot: BootConfig, keys: ProfileKeys, arguments: argparse.Namespace) -> ProfilingResult:
-    cost = StepCost(per_batched_token_s=0.0001, per_batched_token_above_knee_s=0.0005, knee_tokens=32, constant_s=0.01)
+    cost = ProfileStepCost(
+        per_batched_token_s=0.0001, per_batched_token_above_knee_s=0.0005, knee_tokens=32, constant_s=0.01
+    )
     noise = float(os.environ.get("STANDIN_SPREAD_PERCENT", "1"))
     target = TargetProfile(
         key=keys.target,
         model=boot.target.name,
         product=arguments.product,
-        costs={ExecutionMode.UNIFORM: cost, ExecutionMode.RAGGED: cost},
+        costs={ProfileExecutionMode.UNIFORM: cost, ProfileExecutionMode.VARLEN: cost},
         error_percent=4.2,
         spread_percent=noise,
         measured_at=_now(),
@@ -91,7 +93,7 @@ def _drafter(name: str, keys: ProfileKeys) -> DrafterProfile:
     return DrafterProfile(
         key=keys.drafters[name],
         name=name,
-        cost=StepCost(constant_s=0.001),
+        cost=ProfileStepCost(constant_s=0.001),
         autoregressive=False,
         error_percent=3.0,
         measured_at=_now(),

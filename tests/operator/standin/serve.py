@@ -30,7 +30,7 @@ from outrider_crds.runtime_config import (
     BootConfig,
     HotConfig,
 )
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from tests.operator.standin.state import Behaviour, runtime_state
 

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
-from outrider_crds.spec import SpeculationMode
-from outrider_crds.state import (
+from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
     ArmState,
     CanaryState,
     ChoiceState,
-    DrafterState,
-    Histogram,
+    DrafterReport,
+    HistogramState,
     ProfileSource,
     ProfileState,
     RuntimeState,
     SLOClassState,
     SpeedupState,
 )
+from outrider_crds.spec import SpeculationMode
 
 WEIGHT_PER_S = 10_000.0
 """Of the probes: a second of load says 1% exactly."""
@@ -113,7 +113,7 @@ def runtime_state(
         revision=boot.revision,
         config_hash=config_hash(hot),
         started_at=started_at,
-        now=now,
+        reported_at=now,
         ready=ready,
         plugin_active=True,
         product=product,
@@ -175,10 +175,10 @@ def _reason(boot: BootConfig, hot: HotConfig, behaviour: Behaviour) -> str:
     return "Pays" if behaviour.speedup > 1 or behaviour.reckless else "NotWorthIt"
 
 
-def _drafter(name: str, behaviour: Behaviour, load_s: float) -> DrafterState:
+def _drafter(name: str, behaviour: Behaviour, load_s: float) -> DrafterReport:
     steps = int(load_s * STEPS_PER_S)
     loaded = name != behaviour.unloadable
-    return DrafterState(
+    return DrafterReport(
         name=name,
         loaded=loaded,
         reason="" if loaded else "its weights do not fit the target",
@@ -200,8 +200,8 @@ def _slo_class(name: str, behaviour: Behaviour, load_s: float) -> SLOClassState:
         finished=finished,
         attained=int(finished * behaviour.attained_percent / 100),
         output_tokens=finished * 16,
-        tpot=Histogram(counts=tpot, sum_s=finished * 0.018),
-        ttft=Histogram(counts=ttft, sum_s=finished * 0.08),
+        tpot=HistogramState(counts=tpot, sum_s=finished * 0.018),
+        ttft=HistogramState(counts=ttft, sum_s=finished * 0.08),
     )
 
 

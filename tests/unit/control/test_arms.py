@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.state import ArmState
+from outrider_crds.runtime_state import ArmState
 from outrider_runtime.control.arms.arm_batches import to_verify
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, StepCost

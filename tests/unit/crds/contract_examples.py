@@ -7,21 +7,20 @@ from typing import Any
 
 from outrider_crds.profile import (
     DrafterProfile,
-    ExecutionMode,
+    ProfileExecutionMode,
+    ProfileStepCost,
     ProfilingFailure,
     ProfilingResult,
-    StepCost,
     TargetProfile,
 )
 from outrider_crds.runtime_config import boot_config, hot_config
-from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.state import (
+from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
     ChoiceState,
     DrafterMemory,
-    DrafterState,
-    Histogram,
+    DrafterReport,
+    HistogramState,
     ProfileSource,
     ProfileState,
     RuntimeState,
@@ -29,6 +28,7 @@ from outrider_crds.state import (
     SpeedupState,
     Verification,
 )
+from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_operator.decide.profile_store import Failure, Store, store_data
 
 _AT = "2026-11-21T12:00:00Z"
@@ -62,21 +62,21 @@ _SPEC = SpeculativeServiceSpec.model_validate(
 
 
 def state() -> RuntimeState:
-    tpot = Histogram(counts=[1] * (len(TPOT_BUCKETS_S) + 1), sum_s=1.5)
-    ttft = Histogram(counts=[1] * (len(TTFT_BUCKETS_S) + 1), sum_s=2.5)
+    tpot = HistogramState(counts=[1] * (len(TPOT_BUCKETS_S) + 1), sum_s=1.5)
+    ttft = HistogramState(counts=[1] * (len(TTFT_BUCKETS_S) + 1), sum_s=2.5)
     return RuntimeState(
         service="chat", namespace="demo", revision="r1", config_hash="0123456789", config_error="no", started_at=1.5,
-        now=2.5, ready=True, plugin_active=True, product="NVIDIA-H200", device="NVIDIA H200", engine_version="0.32.0",
-        verification=Verification.UNIFORM,
+        reported_at=2.5, ready=True, plugin_active=True, product="NVIDIA-H200", device="NVIDIA H200",
+        engine_version="0.32.0", verification=Verification.UNIFORM,
         profile=ProfileState(
             source=ProfileSource.MOUNTED, target_key="t", error_percent=2.5, mismatch="none", load_error="none"
         ),
-        choice=ChoiceState(drafter="eagle", draft_tokens=2.5, reason="Pays", gated=True, running=3),
+        choice=ChoiceState(drafter="eagle", draft_tokens=2.5, reason="Pays", has_disabled_drafts=True, running=3),
         steps=10, speculative_steps=5, output_tokens=100, busy_s=9.5, proposed_tokens=50,
         draft_length_steps=[5, 3, 2], dropped_steps=1, loop_failures=1, decision_s=0.5, caught_up_tokens=7,
         catch_up_s=0.25,
         drafters=[
-            DrafterState(
+            DrafterReport(
                 name="eagle", loaded=True, reason="no", request_steps=5, tried=9, verified=10, accepted=7,
                 memory=DrafterMemory(weight_bytes=10, kv_bytes_per_token=2, concurrency_percent=1.5),
             )
@@ -91,7 +91,7 @@ def state() -> RuntimeState:
 
 
 def target_profile() -> TargetProfile:
-    cost = StepCost(
+    cost = ProfileStepCost(
         per_context_token_s=1e-9,
         per_batched_token_s=1e-6,
         per_batched_token_above_knee_s=1e-5,
@@ -103,13 +103,13 @@ def target_profile() -> TargetProfile:
     )
     return TargetProfile(
         key="t", model="org/target", product="NVIDIA-H200", device="NVIDIA H200", engine_version="0.32.0",
-        commit="abc", costs=dict.fromkeys(ExecutionMode, cost), error_percent=2.5, spread_percent=0.5,
+        commit="abc", costs=dict.fromkeys(ProfileExecutionMode, cost), error_percent=2.5, spread_percent=0.5,
         measured_at=_AT,
     )  # fmt: skip
 
 
 def drafter_profile() -> DrafterProfile:
-    cost = StepCost(constant_s=0.001)
+    cost = ProfileStepCost(constant_s=0.001)
     return DrafterProfile(
         key="d", name="eagle", cost=cost, autoregressive=True, first_pass=cost, error_percent=1.5, commit="def",
         measured_at=_AT,

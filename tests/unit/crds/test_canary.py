@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import CanaryConfig, HotConfig, config_hash, read_hot_config
-from outrider_crds.state import ArmState, CanaryState, RuntimeState
+from outrider_crds.runtime_state import ArmState, CanaryState, RuntimeState
 from pydantic import ValidationError
 
 from tests.unit.crds.contract_examples import documents

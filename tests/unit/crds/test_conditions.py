@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from outrider_crds.conditions import condition, find_condition, initial_conditions, set_condition, timestamp
-from outrider_crds.status import ConditionStatus, ConditionType, Reason
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-READY = condition(ConditionType.READY, ConditionStatus.TRUE, Reason.ENDPOINT_READY, "1 pod is ready.", generation=1)
+READY = condition(
+    ConditionType.READY, ConditionStatus.TRUE, ConditionReason.ENDPOINT_READY, "1 pod is ready.", generation=1
+)
 
 
 def test_the_transition_time_moves_only_with_the_status() -> None:
@@ -19,7 +21,7 @@ def test_the_transition_time_moves_only_with_the_status() -> None:
     second = set_condition(first, reworded, NOON + timedelta(minutes=1))
     assert second[0].last_transition_time == "2026-01-01T12:00:00Z"
     assert (second[0].message, second[0].observed_generation) == ("2 pods are ready.", 2)
-    lost = condition(ConditionType.READY, ConditionStatus.FALSE, Reason.NO_READY_ENDPOINT, "No pod is ready.")
+    lost = condition(ConditionType.READY, ConditionStatus.FALSE, ConditionReason.NO_READY_ENDPOINT, "No pod is ready.")
     third = set_condition(second, lost, NOON + timedelta(minutes=2))
     assert third[0].last_transition_time == "2026-01-01T12:02:00Z"
 
@@ -46,7 +48,7 @@ def test_every_type_is_there_at_first_sight() -> None:
 
 def test_a_message_beyond_the_limit_is_cut_not_refused() -> None:
     """A pod's last lines may be long; the status write must not fail for them."""
-    long = condition(ConditionType.READY, ConditionStatus.FALSE, Reason.POD_CRASHING, "x" * 5000)
+    long = condition(ConditionType.READY, ConditionStatus.FALSE, ConditionReason.POD_CRASHING, "x" * 5000)
     assert len(long.message) == 2048
     assert long.message.endswith("…")
 

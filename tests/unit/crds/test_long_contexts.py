@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.long_contexts import BATCHES, SelfDraft
-from outrider_crds.profile import StepCost
+from outrider_crds.profile import ProfileStepCost
 
-STEP = StepCost(
+STEP = ProfileStepCost(
     per_context_token_s=1e-6, per_batched_token_s=2e-5, per_batched_token_above_knee_s=1e-4, knee_tokens=64,
     constant_s=0.01,
 )  # fmt: skip
@@ -32,7 +32,7 @@ def test_from_the_break_even_on_it_pays(batch: int) -> None:
 
 token_seconds = st.floats(0, 1e-5)
 costs = st.builds(
-    StepCost, per_context_token_s=token_seconds, per_batched_token_s=token_seconds, per_request_s=token_seconds,
+    ProfileStepCost, per_context_token_s=token_seconds, per_batched_token_s=token_seconds, per_request_s=token_seconds,
     per_context_query_s=token_seconds, constant_s=st.floats(1e-4, 1e-2),
 )  # fmt: skip
 self_drafts = st.builds(
@@ -90,7 +90,7 @@ def test_what_the_cache_cannot_hold_for_so_many_requests_is_no_break_even() -> N
 
 def test_where_it_pays_without_any_context_no_shortest_one_is_made_up() -> None:
     """It said 260, the shortest one that it looked at."""
-    free = dataclasses.replace(SELF, draft=StepCost(constant_s=1e-6))
+    free = dataclasses.replace(SELF, draft=ProfileStepCost(constant_s=1e-6))
     assert free.break_even_tokens(1) == 0
 
 
@@ -119,18 +119,18 @@ def test_batches_that_were_not_measured_make_no_inflection() -> None:
     assert dataclasses.replace(SELF, batches=(1,)).inflection_tokens() is None
 
 
-@pytest.mark.parametrize("draft", [STEP, StepCost(constant_s=1.0)], ids=["pays", "never pays"])
-def test_where_it_pays_is_found_in_a_few_looks(draft: StepCost, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draft", [STEP, ProfileStepCost(constant_s=1.0)], ids=["pays", "never pays"])
+def test_where_it_pays_is_found_in_a_few_looks(draft: ProfileStepCost, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator judges up to 64 at each look at a service, and everybody else waits: all contexts in steps of 5%
     took it 1.2 seconds."""
     priced: list[float] = []
-    price = StepCost.seconds
+    price = ProfileStepCost.seconds
 
-    def noting(cost: StepCost, context: float, batch: int, tokens: int) -> float:
+    def noting(cost: ProfileStepCost, context: float, batch: int, tokens: int) -> float:
         priced.append(context)
         return price(cost, context, batch, tokens)
 
-    monkeypatch.setattr(StepCost, "seconds", noting)
+    monkeypatch.setattr(ProfileStepCost, "seconds", noting)
     one = dataclasses.replace(SELF, draft=draft)
     for batch in BATCHES:
         one.break_even_tokens(batch)

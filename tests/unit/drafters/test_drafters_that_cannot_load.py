@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import BootConfig, draft_mount
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.drafters.pool import HostedPool, ModelPlaces, choose_pool
 
 from tests.engine.engines import block, boot_config, draft_model, eagle, lookup, medusa, model, mtp, sparse_self
@@ -31,11 +31,11 @@ def folder(tmp_path: Path) -> Any:
     return write
 
 
-def boot(target: Path, *drafters: Drafter) -> BootConfig:
+def boot(target: Path, *drafters: DrafterSpec) -> BootConfig:
     return boot_config(drafters).model_copy(update={"target": model(target)})
 
 
-def dropped(target: Path, drafter: Drafter) -> str:
+def dropped(target: Path, drafter: DrafterSpec) -> str:
     """The reason for which `drafter` alone is dropped; empty when it is hosted."""
     pool = choose_pool(boot(target, drafter), ModelPlaces(mounted=False))
     assert bool(pool.hosted) != bool(pool.dropped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import BlockIds
 from outrider_runtime.loop.stepper import Stepper
@@ -15,7 +15,7 @@ from tests.engine.engines import boot_config, hot_config
 BLOCK = 4
 
 
-def control_loop(pool: Sequence[Drafter], *, max_requests: int = 4, **settings: Any) -> ControlLoop:
+def control_loop(pool: Sequence[DrafterSpec], *, max_requests: int = 4, **settings: Any) -> ControlLoop:
     return ControlLoop(boot_config(pool), hot_config(), pool, max_requests=max_requests, **settings)
 
 

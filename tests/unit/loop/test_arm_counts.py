@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_crds.runtime_config import CanaryConfig, config_hash
-from outrider_crds.state import ArmState, CanaryState
+from outrider_crds.runtime_state import ArmState, CanaryState
 from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem

@@ -6,14 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from outrider_crds.spec import SLOClass
-from outrider_crds.state import SLOClassState
+from outrider_crds.runtime_state import SLOClassState
+from outrider_crds.spec import SLOClassSpec
 from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
 
-CHAT = SLOClass(name="chat", tpot="50ms", ttft="1s")
-BATCH = SLOClass(name="batch", tpot="500ms")
+CHAT = SLOClassSpec(name="chat", tpot="50ms", ttft="1s")
+BATCH = SLOClassSpec(name="batch", tpot="500ms")
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_counters_survive_a_changed_config(counter: SLOCounter) -> None:
 
 def test_a_hot_change_of_the_target_counts_for_requests_that_finish_after_it(counter: SLOCounter) -> None:
     assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.06) == (1, 0)
-    counter.configure([SLOClass(name="chat", tpot="70ms")], "chat")
+    counter.configure([SLOClassSpec(name="chat", tpot="70ms")], "chat")
     assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.06) == (2, 1)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfileKeys, StepCost, TargetProfile
+from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileKeys, ProfileStepCost, TargetProfile
 from outrider_crds.runtime_config import HotConfig, config_hash
+from outrider_crds.runtime_state import ProfileSource, RuntimeState
 from outrider_crds.spec import SpeculationMode
-from outrider_crds.state import ProfileSource, RuntimeState
 from outrider_runtime.control.cost import model as control
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.loop.control_loop import ControlLoop
@@ -29,10 +29,11 @@ KEYS = ProfileKeys(product="cpu", target="7e1", drafters={"pld": "d1"})
 HERE = PodIdentity(device="EPYC", engine_version="0.32.0", commit="abc")
 PROFILE = TargetProfile(
     key="7e1", model="m", product="cpu", device="EPYC", engine_version="0.32.0", commit="abc",
-    costs={ExecutionMode.UNIFORM: StepCost(constant_s=0.02)}, error_percent=4.0, measured_at="2026-01-01T00:00:00Z",
+    costs={ProfileExecutionMode.UNIFORM: ProfileStepCost(constant_s=0.02)}, error_percent=4.0,
+    measured_at="2026-01-01T00:00:00Z",
 )  # fmt: skip
 DRAFTER = DrafterProfile(
-    key="d1", name="pld", cost=StepCost(constant_s=0.001), autoregressive=False, error_percent=5.0,
+    key="d1", name="pld", cost=ProfileStepCost(constant_s=0.001), autoregressive=False, error_percent=5.0,
     measured_at="2026-01-01T00:00:00Z",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_operator.kinds import POD
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures

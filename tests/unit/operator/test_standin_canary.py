@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.state import ArmState
+from outrider_crds.runtime_state import ArmState
 from outrider_operator.decide.canary.arms import Arms, ArmSums
 from outrider_operator.decide.canary.judge import CanaryVerdict, judge
 
@@ -22,7 +22,7 @@ def _arms(behaviour: Behaviour, seconds: float) -> Arms:
     boot = boot_config([lookup(), lookup("new")])
     state = runtime_state(boot, hot, behaviour, started_at=1.0, ready=True, product="cpu", profiled=True,
                           streamed_tokens=0, canary_since=1.0)  # fmt: skip
-    state = state.model_copy(update={"now": 1.0})
+    state = state.model_copy(update={"reported_at": 1.0})
     assert state.canary is not None
     scale = (
         seconds

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_operator.cache import ObjectCache
 from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
 from outrider_operator.service_metrics.pod_polls import PodStates

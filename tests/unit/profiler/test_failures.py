@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from outrider_crds.profile import ProfilingResult, profile_keys
 from outrider_crds.runtime_config import boot_config
-from outrider_crds.spec import Drafter, DraftMethod, ModelRef, NeuralDraft, SpeculativeServiceSpec
+from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef, NeuralDraft, SpeculativeServiceSpec
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
@@ -60,7 +60,7 @@ def profile(
 def with_heads(spec: SpeculativeServiceSpec) -> SpeculativeServiceSpec:
     """Medusa heads, which vLLM does not serve, before the pool of a service on vLLM."""
     block = NeuralDraft(model=ModelRef(name="heads"))
-    heads = Drafter(name="heads", method=DraftMethod.MEDUSA, medusa=block)
+    heads = DrafterSpec(name="heads", method=DraftMethod.MEDUSA, medusa=block)
     return spec.model_copy(update={"draft_pool": [heads, *spec.draft_pool]})
 
 

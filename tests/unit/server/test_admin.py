@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.server.admin import PAGE_LIFETIME_S, AdminPages, serve_admin
 from outrider_runtime.server.health import Phase, Vitals
 from outrider_runtime.server.listeners import listen
@@ -39,7 +39,7 @@ class Pod:
             revision="r",
             config_hash="h",
             started_at=1.0,
-            now=2.0,
+            reported_at=2.0,
             ready=True,
             plugin_active=True,
             steps=self.steps,
@@ -119,8 +119,8 @@ def test_page_is_made_once_for_many_scrapes() -> None:
     def state() -> RuntimeState:
         made[0] += 1
         return RuntimeState(
-            service="chat", namespace="demo", revision="r", config_hash="h", started_at=1.0, now=2.0, ready=True,
-            plugin_active=True, steps=made[0],
+            service="chat", namespace="demo", revision="r", config_hash="h", started_at=1.0, reported_at=2.0,
+            ready=True, plugin_active=True, steps=made[0],
         )  # fmt: skip
 
     pages = AdminPages(lambda: Vitals(phase=Phase.SERVING), state, CollectorRegistry(), clock=lambda: time_s[0])

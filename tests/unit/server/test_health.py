@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.server.health import STALE_REPORT_S, STUCK_S, Phase, Vitals, why_not_alive, why_not_ready
 from outrider_runtime.server.watch import EngineWatch, ServerView, Sighting, sight
 
@@ -18,7 +18,7 @@ def _state(written_at: float, steps: int = 0) -> RuntimeState:
         revision="r",
         config_hash="h",
         started_at=0.0,
-        now=written_at,
+        reported_at=written_at,
         ready=False,
         plugin_active=True,
         steps=steps,
@@ -129,5 +129,5 @@ def test_ready_in_the_state_agrees_with_the_probe() -> None:
     state = watch.state()
     assert not state.ready
     assert not state.plugin_active
-    assert state.now == 7.0
+    assert state.reported_at == 7.0
     assert why_not_ready(watch.vitals()) != ""

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider_crds.generate import text_of
-from outrider_crds.metrics import Kind, Metric
-from outrider_crds.state import (
+from outrider_crds.metrics import Metric, MetricKind
+from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
     ArmState,
     CanaryState,
     ChoiceState,
-    DrafterState,
-    Histogram,
+    DrafterReport,
+    HistogramState,
     ProfileSource,
     ProfileState,
     RuntimeState,
@@ -39,7 +39,7 @@ def _state() -> RuntimeState:
         revision="chat-1",
         config_hash="abc",
         started_at=10.0,
-        now=20.0,
+        reported_at=20.0,
         ready=True,
         plugin_active=True,
         product="cpu",
@@ -53,15 +53,15 @@ def _state() -> RuntimeState:
         busy_s=1.25,
         proposed_tokens=30,
         draft_length_steps=[2, 5],
-        drafters=[DrafterState(name="head", loaded=True, request_steps=5, tried=9, verified=10, accepted=6)],
+        drafters=[DrafterReport(name="head", loaded=True, request_steps=5, tried=9, verified=10, accepted=6)],
         slo_classes=[
             SLOClassState(
                 name="interactive",
                 finished=4,
                 attained=3,
                 output_tokens=90,
-                tpot=Histogram(counts=tpot, sum_s=5.5),
-                ttft=Histogram(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
+                tpot=HistogramState(counts=tpot, sum_s=5.5),
+                ttft=HistogramState(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
             )
         ],
         speedup=SpeedupState(probes=1, baseline_tokens=4, baseline_s=0.4, speculative_tokens=8, speculative_s=0.5),
@@ -95,9 +95,9 @@ def test_every_number_of_the_state_is_a_metric() -> None:
             if field.annotation in (int, float) and not any(isinstance(note, Metric) for note in field.metadata):
                 yield f"{model.__name__}.{name}"
 
-    models = (RuntimeState, DrafterState, SLOClassState, SpeedupState, ChoiceState, ProfileState)
+    models = (RuntimeState, DrafterReport, SLOClassState, SpeedupState, ChoiceState, ProfileState)
     assert sorted(name for model in models for name in counted(model)) == [
-        "RuntimeState.now",
+        "RuntimeState.reported_at",
         "RuntimeState.schema_version",
     ]
 
@@ -113,7 +113,9 @@ def test_descriptions_name_every_label() -> None:
 def test_queries_in_the_docs_use_existing_metrics() -> None:
     """The operator's Prometheus source takes its queries from this page."""
     names = {spec.name for spec in METRICS}
-    suffixed = {f"{spec.name}{suffix}" for spec in METRICS if spec.kind is Kind.HISTOGRAM for suffix in ("_bucket",)}
+    suffixed = {
+        f"{spec.name}{suffix}" for spec in METRICS if spec.kind is MetricKind.HISTOGRAM for suffix in ("_bucket",)
+    }
     used = set(re.findall(r"(outrider_[a-z_]+)\{S\}", DOCS.read_text()))
     assert used
     assert used <= names | suffixed
@@ -152,7 +154,14 @@ def test_histograms_are_cumulative() -> None:
 def test_pod_without_figures_can_be_scraped() -> None:
     """The first scrape comes before the first request."""
     empty = RuntimeState(
-        service="s", namespace="n", revision="r", config_hash="", started_at=0, now=0, ready=False, plugin_active=False
+        service="s",
+        namespace="n",
+        revision="r",
+        config_hash="",
+        started_at=0,
+        reported_at=0,
+        ready=False,
+        plugin_active=False,
     )
     samples = _scrape(empty)
     assert samples["outrider_ready", ()] == 0

@@ -14,7 +14,7 @@ import pytest
 import torch
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, Backend, Drafter, Dtype, Engine
+from outrider_crds.spec import Accelerator, Backend, DrafterSpec, Dtype, Engine
 from outrider_runtime import dtype
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine import engine_loading
@@ -30,7 +30,7 @@ from tests.unit.torch_engine.models import VOCABULARY, write_head, write_model
 from tests.unit.torch_engine.tokenizers import write_tokenizer
 
 
-def boot(folder: Path, pool: list[Drafter] | None = None, **engine: Any) -> BootConfig:
+def boot(folder: Path, pool: list[DrafterSpec] | None = None, **engine: Any) -> BootConfig:
     return BootConfig(
         service="chat", namespace="default", revision="local", target=engines.model(folder), draft_pool=pool or [],
         accelerator=Accelerator(products=["cpu"]), max_draft_tokens=3,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.state import DrafterMemory
+from outrider_crds.runtime_state import DrafterMemory
 from outrider_runtime.vllm_plugin.memory import (
     MemoryUse,
     does_not_fit,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, Drafter, Engine
+from outrider_crds.spec import Accelerator, DrafterSpec, Engine
 from outrider_runtime import dtype
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.memory_limit import cpu_cache_gib
@@ -86,7 +86,7 @@ def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
 def test_compiled_code_is_kept_apart_by_all_heads_whose_layers_the_target_hands_out() -> None:
     """vLLM's hash knows the primary head's layers. Code that was compiled for another pool would hand out others."""
 
-    def config(*pool: Drafter) -> list[str]:
+    def config(*pool: DrafterSpec) -> list[str]:
         given = arguments.engine_arguments(plan_of(boot_config(pool), HostedPool(hosted=pool)))
         return [one for one in given if one.startswith("--additional-config")]
 
@@ -152,7 +152,7 @@ def test_an_optimisation_level_names_no_graphs() -> None:
 
 @pytest.mark.parametrize("pool", [(lookup(),), (eagle(HEAD),), (draft_model(HEAD),), (lookup(), eagle(HEAD))], ids=str)
 @pytest.mark.parametrize("product", ["cpu", "NVIDIA-H200"])
-def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[Drafter, ...]) -> None:
+def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[DrafterSpec, ...]) -> None:
     """Promise: what is tested on a CPU is what serves on a GPU, asynchronous there whatever the pool holds."""
     boot = boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool))
     plan = plan_of(boot, HostedPool(hosted=pool))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from outrider_crds.state import MOST_COUNTED
+from outrider_crds.runtime_state import MOST_COUNTED
 
 _NUMBERS = (
     "requests", "tokens", "price_s", "tokens_squared", "price_squared", "tokens_times_price", "failures"

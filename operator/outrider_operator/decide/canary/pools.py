@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.spec import Drafter, DraftMethod
+from outrider_crds.spec import DrafterSpec, DraftMethod
 
 _LONGEST_STEM = 34
 """Characters of a name that "-was" and a number are added to: a name has 40 at most."""
@@ -15,7 +15,7 @@ _LONGEST_STEM = 34
 
 @dataclass(frozen=True)
 class Pools:
-    hosted: tuple[Drafter, ...]
+    hosted: tuple[DrafterSpec, ...]
     """Candidate's drafters in their order, then those that only stable has."""
     stable: tuple[str, ...]
     """Names among `hosted` of the running revision's drafters."""
@@ -45,7 +45,7 @@ class Pools:
         )
 
 
-def pools_of(stable: Sequence[Drafter], candidate: Sequence[Drafter]) -> Pools:
+def pools_of(stable: Sequence[DrafterSpec], candidate: Sequence[DrafterSpec]) -> Pools:
     """A drafter of `stable` that changed and kept its name is hosted as NAME-was."""
     hosted = [drafter.model_copy(update={"paused": False}) for drafter in candidate]
     names = []
@@ -58,18 +58,18 @@ def pools_of(stable: Sequence[Drafter], candidate: Sequence[Drafter]) -> Pools:
     return Pools(tuple(hosted), tuple(dict.fromkeys(names)), tuple(drafter.name for drafter in candidate))
 
 
-def pools_differ(first: Sequence[Drafter], second: Sequence[Drafter]) -> bool:
+def pools_differ(first: Sequence[DrafterSpec], second: Sequence[DrafterSpec]) -> bool:
     """Do they draft otherwise? Names and order do not matter."""
     left, right = [_settings(drafter) for drafter in first], [_settings(drafter) for drafter in second]
     return any(drafter not in right for drafter in left) or any(drafter not in left for drafter in right)
 
 
-def _settings(drafter: Drafter) -> Drafter:
+def _settings(drafter: DrafterSpec) -> DrafterSpec:
     """`drafter` without what makes no difference to its proposals."""
     return drafter.model_copy(update={"name": "", "paused": False})
 
 
-def _free_name(name: str, hosted: Sequence[Drafter]) -> str:
+def _free_name(name: str, hosted: Sequence[DrafterSpec]) -> str:
     """`name`, or where that is taken NAME-was, NAME-was2 and so on."""
     taken = {drafter.name for drafter in hosted}
     stem = name[:_LONGEST_STEM].rstrip("-")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from outrider_crds.state import ArmState
+from outrider_crds.runtime_state import ArmState
 from outrider_crds.status import RolloutStatus, RolloutSums
 from pydantic import ValidationError
 

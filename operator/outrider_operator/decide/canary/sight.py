@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from outrider_crds.runtime_state import ArmState, CanaryState, DrafterReport, RuntimeState
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
-from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.arms import PodReport, updated
@@ -130,7 +130,7 @@ def _silence(sight: CanarySight) -> Trouble | None:
     for name, state in sight.ready_states():
         if state.config_error:
             return Cause.PODS_DO_NOT_ANSWER, f"Pod {name} refuses its config: {state.config_error.rstrip('.')}."
-        is_settled = state.now - state.started_at >= _SETTLED_S
+        is_settled = state.reported_at - state.started_at >= _SETTLED_S
         if is_settled and state.config_hash == sight.hot_hash and state.canary is None:
             return Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."
     silent = sorted(name for pod in sight.pods.ready if (name := name_of(pod)) in sight.unreachable)
@@ -151,11 +151,11 @@ def _no_room(sight: CanarySight) -> str:
     return ""
 
 
-def _lacks_memory(drafter: DrafterState) -> bool:
+def _lacks_memory(drafter: DrafterReport) -> bool:
     return not drafter.loaded and _MEMORY in drafter.reason.lower()
 
 
-def _memory_text(drafter: DrafterState) -> str:
+def _memory_text(drafter: DrafterReport) -> str:
     memory = drafter.memory
     if memory is None:
         return drafter.name

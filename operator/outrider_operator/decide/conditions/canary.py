@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider_crds.status import Reason, RolloutStatus, SpeculativeServiceStatus
+from outrider_crds.status import ConditionReason, RolloutStatus, SpeculativeServiceStatus
 
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.machine import CanaryPhase
@@ -16,15 +16,15 @@ from outrider_operator.validation.reading import cut
 _LEAST_DOUBLED = 64
 """Number of requests from which each doubling is an event."""
 _MOST_IGNORED = 8
-_PROGRESSING: Mapping[str, tuple[bool, Reason]] = {
-    CanaryPhase.STARTING: (True, Reason.CANARY_STARTING),
-    CanaryPhase.MEASURING: (True, Reason.CANARY_MEASURING),
-    CanaryPhase.PROMOTING: (True, Reason.ROLLING_OUT),
-    CanaryPhase.FAILED: (False, Reason.CANARY_FAILED),
-    CanaryPhase.ERROR: (False, Reason.CANARY_ERROR),
-    CanaryPhase.INCONCLUSIVE: (False, Reason.CANARY_INCONCLUSIVE),
+_PROGRESSING: Mapping[str, tuple[bool, ConditionReason]] = {
+    CanaryPhase.STARTING: (True, ConditionReason.CANARY_STARTING),
+    CanaryPhase.MEASURING: (True, ConditionReason.CANARY_MEASURING),
+    CanaryPhase.PROMOTING: (True, ConditionReason.ROLLING_OUT),
+    CanaryPhase.FAILED: (False, ConditionReason.CANARY_FAILED),
+    CanaryPhase.ERROR: (False, ConditionReason.CANARY_ERROR),
+    CanaryPhase.INCONCLUSIVE: (False, ConditionReason.CANARY_INCONCLUSIVE),
 }
-_RUNNING = (Reason.CANARY_STARTING, Reason.CANARY_MEASURING)
+_RUNNING = (ConditionReason.CANARY_STARTING, ConditionReason.CANARY_MEASURING)
 _EVENTS = {
     CanaryPhase.STARTING: (False, "CanaryStarted"),
     CanaryPhase.SUCCESSFUL: (False, "CanarySuccessful"),
@@ -41,7 +41,7 @@ def canary_progressing(canary: CanaryRollout) -> Verdict | None:
     if not canary.holds or (canary.waits_for_profile and canary.decided.canary is None):
         return None
     if canary.decided.canary is None or canary.decided.canary.phase not in _PROGRESSING:
-        return true(Reason.CANARY_STARTING, "The changed draftPool is measured once pods may be made.")
+        return true(ConditionReason.CANARY_STARTING, "The changed draftPool is measured once pods may be made.")
     is_moving, reason = _PROGRESSING[canary.decided.canary.phase]
     message = cut(message_of(canary), 2048)
     return true(reason, message) if is_moving else false(reason, message)
@@ -54,7 +54,7 @@ def canary_updated(canary: CanaryRollout) -> Verdict | None:
         return None
     if verdict.reason in _RUNNING:
         return false(
-            Reason.CANARY_RUNNING, "The draftPool of the spec is measured in a canary pod; see status.rollout."
+            ConditionReason.CANARY_RUNNING, "The draftPool of the spec is measured in a canary pod; see status.rollout."
         )
     return false(verdict.reason, verdict.message)
 

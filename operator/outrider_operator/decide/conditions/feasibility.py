@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider_crds.base import seconds
-from outrider_crds.spec import SLOClass, SpeculationMode, SpeculativeServiceSpec
-from outrider_crds.status import ConditionType, Reason
+from outrider_crds.spec import SLOClassSpec, SpeculationMode, SpeculativeServiceSpec
+from outrider_crds.status import ConditionReason, ConditionType
 
 from outrider_operator.decide.conditions.verdict import Verdict, false
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
@@ -32,20 +32,20 @@ def infeasible(
 
 def _was_infeasible(behaviour: MeasuredBehaviour) -> bool:
     condition = behaviour.last_condition(ConditionType.SLO_ATTAINED)
-    return condition is not None and condition.reason == Reason.INFEASIBLE
+    return condition is not None and condition.reason == ConditionReason.INFEASIBLE
 
 
-def _is_met(behaviour: MeasuredBehaviour, slo: SLOClass) -> bool:
+def _is_met(behaviour: MeasuredBehaviour, slo: SLOClassSpec) -> bool:
     """Do requests meet the class? If they do, the profile is wrong, not the class."""
     figures = behaviour.windows.current
     share = attainment(figures, slo.name) if figures is not None else None
     return share is not None and 100 * share >= slo.objective_percent
 
 
-def _sentence(beyond: list[SLOClass], reachable_s: float) -> Verdict:
+def _sentence(beyond: list[SLOClassSpec], reachable_s: float) -> Verdict:
     classes = " and ".join(f"{slo.name} ({slo.tpot})" for slo in beyond)
     return false(
-        Reason.INFEASIBLE,
+        ConditionReason.INFEASIBLE,
         f"No request can meet the tpot of {classes}: by the latency profile the best that this hardware reaches, for "
         f"one request alone, is {time_text(reachable_s)}. Set tpot above it, or use a faster product or draft.",
     )

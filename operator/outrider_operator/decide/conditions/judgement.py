@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
-from outrider_crds.status import ConditionStatus, ConditionType, Reason
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import WindowFigures
 from outrider_operator.decide.conditions.feasibility import infeasible
@@ -31,7 +31,14 @@ USED_SHARE = 0.05
 _STILL_USED_SHARE = 0.025
 """Lower threshold for a condition that is True: a load near the crossover must not flip it at every reconcile."""
 
-_MEASURED_REASONS = frozenset({Reason.GOODPUT_AS_PREDICTED, Reason.BELOW_BASELINE, Reason.ATTAINED, Reason.MISSED})
+_MEASURED_REASONS = frozenset(
+    {
+        ConditionReason.GOODPUT_AS_PREDICTED,
+        ConditionReason.BELOW_BASELINE,
+        ConditionReason.ATTAINED,
+        ConditionReason.MISSED,
+    }
+)
 
 Judge = Callable[[SpeculativeServiceSpec, WindowFigures], Verdict]
 
@@ -39,15 +46,15 @@ Judge = Callable[[SpeculativeServiceSpec, WindowFigures], Verdict]
 def speculation_active(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
     """True when speculation is used and pays, judged by the window that ends now."""
     if spec.speculation.mode is SpeculationMode.OFF:
-        return false(Reason.OFF, "speculation.mode is Off.")
+        return false(ConditionReason.OFF, "speculation.mode is Off.")
     if not spec.draft_pool:
-        return false(Reason.NO_DRAFTER, "spec.draftPool is empty: there is nothing to speculate with.")
+        return false(ConditionReason.NO_DRAFTER, "spec.draftPool is empty: there is nothing to speculate with.")
     if all(drafter.paused for drafter in spec.draft_pool):
-        return false(Reason.NO_DRAFTER, "Every drafter of spec.draftPool is paused.")
+        return false(ConditionReason.NO_DRAFTER, "Every drafter of spec.draftPool is paused.")
     states = behaviour.states.values()
     if states and not any(drafter.loaded for state in states for drafter in state.drafters):
         reasons = sorted({drafter.reason for state in states for drafter in state.drafters if drafter.reason})
-        return false(Reason.NO_DRAFTER, f"No pod has a drafter loaded. {'; '.join(reasons[:3])}".strip())
+        return false(ConditionReason.NO_DRAFTER, f"No pod has a drafter loaded. {'; '.join(reasons[:3])}".strip())
     figures = behaviour.windows.current
     if figures is None:
         return _without_figures(behaviour)
@@ -63,40 +70,47 @@ def goodput_healthy(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec) 
 def slo_attained(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]) -> Verdict:
     """True when every class with traffic meets its objective. It changes after two windows that agree."""
     if not spec.slo_classes:
-        return unknown(Reason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
+        return unknown(ConditionReason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
     return infeasible(behaviour, spec, profiles) or _two_windows(behaviour, spec, ConditionType.SLO_ATTAINED, _slo)
 
 
 def _use(figures: WindowFigures, *, active: bool) -> Verdict:
     if figures.output_tokens < LEAST_TOKENS:
-        return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
+        return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
     share, gain = used_share(figures), speedup(figures)
     percent = three_digits(100 * share)
     if share < (_STILL_USED_SHARE if active else USED_SHARE):
         return false(
-            Reason.NOT_WORTH_IT,
+            ConditionReason.NOT_WORTH_IT,
             f"Plain decoding is faster at this load: {percent}% of requests' steps speculate, to see it change.",
         )
     used = f"{percent}% of requests' steps speculate; {_said(gain)}."
-    return true(Reason.PAYS, used) if gain is None or gain.high >= 1 else false(Reason.NOT_WORTH_IT, used)
+    return (
+        true(ConditionReason.PAYS, used)
+        if gain is None or gain.high >= 1
+        else false(ConditionReason.NOT_WORTH_IT, used)
+    )
 
 
 def _goodput(_spec: SpeculativeServiceSpec, figures: WindowFigures) -> Verdict:
     if figures.output_tokens < LEAST_TOKENS:
-        return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
+        return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
     gain = speedup(figures)
     if used_share(figures) < USED_SHARE:
-        return true(Reason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput.")
+        return true(
+            ConditionReason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput."
+        )
     if gain is None:
         return unknown(
-            Reason.MEASURING, f"Fewer than {LEAST_PROBES} probes without speculation have run to compare with."
+            ConditionReason.MEASURING, f"Fewer than {LEAST_PROBES} probes without speculation have run to compare with."
         )
     measured = f"Goodput / plain goodput: {_said(gain)}."
     if gain.high < 1:
         return false(
-            Reason.BELOW_BASELINE, f'{measured} If this lasts, set speculation.mode: "Off" or change the drafts.'
+            ConditionReason.BELOW_BASELINE,
+            f'{measured} If this lasts, set speculation.mode: "Off" or change the drafts.',
         )
-    return true(Reason.GOODPUT_AS_PREDICTED, measured)
+    return true(ConditionReason.GOODPUT_AS_PREDICTED, measured)
 
 
 def _said(gain: Speedup | None) -> str:
@@ -111,15 +125,18 @@ def _said(gain: Speedup | None) -> str:
 def _slo(spec: SpeculativeServiceSpec, figures: WindowFigures) -> Verdict:
     judged = [(slo, share) for slo in spec.slo_classes if (share := attainment(figures, slo.name)) is not None]
     if not judged:
-        return unknown(Reason.NO_TRAFFIC, f"No class has {LEAST_REQUESTS} finished requests in the last window.")
+        return unknown(
+            ConditionReason.NO_TRAFFIC, f"No class has {LEAST_REQUESTS} finished requests in the last window."
+        )
     attained = "; ".join(
         f"{slo.name} {three_digits(100 * share)}% of {slo.objective_percent}%" for slo, share in judged
     )
     if any(100 * share < slo.objective_percent for slo, share in judged):
         return false(
-            Reason.MISSED, f"Requests within their SLO, by class: {attained}. Add replicas, or loosen the class."
+            ConditionReason.MISSED,
+            f"Requests within their SLO, by class: {attained}. Add replicas, or loosen the class.",
         )
-    return true(Reason.ATTAINED, f"Requests within their SLO, by class: {attained}.")
+    return true(ConditionReason.ATTAINED, f"Requests within their SLO, by class: {attained}.")
 
 
 def _two_windows(
@@ -131,9 +148,9 @@ def _two_windows(
     """
     windows, last = behaviour.windows, _last_measured(behaviour, kind)
     if windows.error:
-        return unknown(Reason.METRICS_UNAVAILABLE, windows.error)
+        return unknown(ConditionReason.METRICS_UNAVAILABLE, windows.error)
     if windows.current is None:
-        return last or unknown(Reason.NO_TRAFFIC, "Not measured for a whole window yet.")
+        return last or unknown(ConditionReason.NO_TRAFFIC, "Not measured for a whole window yet.")
     current = judge(spec, windows.current)
     if last is None or last.status is current.status:
         return current
@@ -146,13 +163,17 @@ def _last_measured(behaviour: MeasuredBehaviour, kind: ConditionType) -> Verdict
     condition = behaviour.last_condition(kind)
     if condition is None or condition.status is ConditionStatus.UNKNOWN or condition.reason not in _MEASURED_REASONS:
         return None
-    return Verdict(condition.status, Reason(condition.reason), condition.message)
+    return Verdict(condition.status, ConditionReason(condition.reason), condition.message)
 
 
 def _without_figures(behaviour: MeasuredBehaviour) -> Verdict:
     if behaviour.windows.error:
-        return unknown(Reason.METRICS_UNAVAILABLE, behaviour.windows.error)
+        return unknown(ConditionReason.METRICS_UNAVAILABLE, behaviour.windows.error)
     last = behaviour.last_condition(ConditionType.SPECULATION_ACTIVE)
-    if last is not None and last.reason in (Reason.PAYS, Reason.NOT_WORTH_IT) and behaviour.between_windows:
-        return Verdict(last.status, Reason(last.reason), last.message)
-    return unknown(Reason.MEASURING, "Not measured for a whole window yet.")
+    if (
+        last is not None
+        and last.reason in (ConditionReason.PAYS, ConditionReason.NOT_WORTH_IT)
+        and behaviour.between_windows
+    ):
+        return Verdict(last.status, ConditionReason(last.reason), last.message)
+    return unknown(ConditionReason.MEASURING, "Not measured for a whole window yet.")

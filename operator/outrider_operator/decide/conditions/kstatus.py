@@ -6,17 +6,22 @@ if that cannot happen without a change by someone. At most one of them is True.
 
 from __future__ import annotations
 
-from outrider_crds.status import ConditionStatus, ConditionType, Reason
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false, true
 
 _STUCK = frozenset(
-    {Reason.STALLED, Reason.NO_CAPACITY, Reason.DRAFTER_NOT_LOADED}
-    | {Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE}
+    {ConditionReason.STALLED, ConditionReason.NO_CAPACITY, ConditionReason.DRAFTER_NOT_LOADED}
+    | {ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE}
 )
 """Reasons of Progressing that do not go away by waiting."""
 _UNMEASURABLE = frozenset(
-    {Reason.PROFILE_FAILED, Reason.NOISY, Reason.NO_MATCHING_NODE, Reason.VOCABULARY_MISMATCH},
+    {
+        ConditionReason.PROFILE_FAILED,
+        ConditionReason.NOISY,
+        ConditionReason.NO_MATCHING_NODE,
+        ConditionReason.VOCABULARY_MISMATCH,
+    },
 )
 """Reasons of ProfilesReady that do not go away by waiting. They stall a rollout that waits for its profile."""
 
@@ -25,11 +30,13 @@ def with_kstatus(verdicts: Verdicts) -> Verdicts:
     """`verdicts` plus Reconciling and Stalled."""
     cause = _stalled(verdicts)
     stalled = (
-        false(Reason.NOT_STALLED, "Nothing is in the way.") if cause is None else true(cause.reason, cause.message)
+        false(ConditionReason.NOT_STALLED, "Nothing is in the way.")
+        if cause is None
+        else true(cause.reason, cause.message)
     )
     return {
         **verdicts,
-        ConditionType.RECONCILING: false(Reason.STALLED, "See Stalled.") if cause else _reconciling(verdicts),
+        ConditionType.RECONCILING: false(ConditionReason.STALLED, "See Stalled.") if cause else _reconciling(verdicts),
         ConditionType.STALLED: stalled,
     }
 
@@ -42,7 +49,7 @@ def _stalled(verdicts: Verdicts) -> Verdict | None:
         return spec
     if progress.reason in _STUCK:
         return progress
-    waits = progress.reason is Reason.WAITING_FOR_PROFILE
+    waits = progress.reason is ConditionReason.WAITING_FOR_PROFILE
     return profiles if waits and profiles.reason in _UNMEASURABLE else None
 
 
@@ -51,4 +58,4 @@ def _reconciling(verdicts: Verdicts) -> Verdict:
     for kind in (ConditionType.UPDATED, ConditionType.AVAILABLE):
         if (verdict := verdicts[kind]).status is not ConditionStatus.TRUE:
             return true(verdict.reason, verdict.message)
-    return false(Reason.RECONCILED, "The spec is in force on every pod.")
+    return false(ConditionReason.RECONCILED, "The spec is in force on every pod.")

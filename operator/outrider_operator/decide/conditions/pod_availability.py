@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_crds.status import Reason
+from outrider_crds.status import ConditionReason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.pod_states import Pods
@@ -11,27 +11,30 @@ from outrider_operator.decide.pod_states import Pods
 def available(pods: Pods, replicas: int) -> Verdict:
     """True when at least spec.replicas pods are ready."""
     if replicas == 0:
-        return true(Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
+        return true(ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0.")
     count = len(pods.ready)
     if count >= replicas:
-        return true(Reason.ENOUGH_READY_PODS, f"{replicas} of {replicas} pods are ready.")
-    return false(_reason(pods, Reason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods))
+        return true(ConditionReason.ENOUGH_READY_PODS, f"{replicas} of {replicas} pods are ready.")
+    return false(
+        _reason(pods, ConditionReason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods)
+    )
 
 
 def endpoint_ready(pods: Pods, replicas: int, *, is_reachable: bool) -> Verdict:
     """True while at least one pod can answer. is_reachable: a Kubernetes Service selects the pods."""
     if replicas == 0:
-        return false(Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
+        return false(ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
     if pods.ready and not is_reachable:
         return false(
-            Reason.NO_READY_ENDPOINT, "Pods are ready, but no Service of Outrider's leads to them; see SpecValid."
+            ConditionReason.NO_READY_ENDPOINT,
+            "Pods are ready, but no Service of Outrider's leads to them; see SpecValid.",
         )
     if pods.ready:
-        return true(Reason.ENDPOINT_READY, "At least one pod answers.")
-    return false(_reason(pods, Reason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
+        return true(ConditionReason.ENDPOINT_READY, "At least one pod answers.")
+    return false(_reason(pods, ConditionReason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
 
 
-def _reason(pods: Pods, otherwise: Reason) -> Reason:
+def _reason(pods: Pods, otherwise: ConditionReason) -> ConditionReason:
     trouble = pods.trouble()
     return trouble.reason if trouble is not None else otherwise
 

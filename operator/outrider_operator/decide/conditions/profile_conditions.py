@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import REPROFILE_ANNOTATION, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpec
-from outrider_crds.state import RuntimeState
-from outrider_crds.status import BreakEven, LongContextStatus, ProfileStatus, Reason
+from outrider_crds.status import BreakEven, ConditionReason, LongContextStatus, ProfileStatus
 
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, ApiRefusal, Object
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
@@ -28,15 +28,15 @@ _AGAIN = f"annotate the service with {REPROFILE_ANNOTATION}=<any new value> to m
 
 # Reasons why a product is not ready, worst first. The condition shows the worst one of all products.
 _RANK = (
-    Reason.VOCABULARY_MISMATCH,
-    Reason.PROFILE_FAILED,
-    Reason.CHILD_REJECTED,
-    Reason.NO_MATCHING_NODE,
-    Reason.WAITING_FOR_SERVING_POD,
-    Reason.PROFILING,
-    Reason.LEARNING,
-    Reason.STALE,
-    Reason.NOISY,
+    ConditionReason.VOCABULARY_MISMATCH,
+    ConditionReason.PROFILE_FAILED,
+    ConditionReason.CHILD_REJECTED,
+    ConditionReason.NO_MATCHING_NODE,
+    ConditionReason.WAITING_FOR_SERVING_POD,
+    ConditionReason.PROFILING,
+    ConditionReason.LEARNING,
+    ConditionReason.STALE,
+    ConditionReason.NOISY,
 )
 
 
@@ -61,7 +61,8 @@ def profiles_ready(inputs: ProfileInputs, profiles: list[ProductProfile]) -> Ver
     if not lacking:
         products = ", ".join(profile.keys.product for profile in usable)
         return true(
-            Reason.PROFILED, f"Target and drafters are measured on {products}.{_without_node(profiles, usable)}"
+            ConditionReason.PROFILED,
+            f"Target and drafters are measured on {products}.{_without_node(profiles, usable)}",
         )
     worst = min(lacking, key=lambda verdict: _RANK.index(verdict.reason))
     return false(worst.reason, cut(" ".join(verdict.message for verdict in lacking), 2048))
@@ -92,7 +93,11 @@ def _lacking(inputs: ProfileInputs, profile: ProductProfile) -> Verdict | None:
 def _unstored(inputs: ProfileInputs, profile: ProductProfile) -> Verdict | None:
     """A measurement that the API server refuses to store is not available: pods mount the stored ConfigMap."""
     refused = _refused(inputs, profile, CONFIG_MAP)
-    return false(Reason.CHILD_REJECTED, f"{profile.keys.product}: {refused}; it is tried again.") if refused else None
+    return (
+        false(ConditionReason.CHILD_REJECTED, f"{profile.keys.product}: {refused}; it is tried again.")
+        if refused
+        else None
+    )
 
 
 def _unmeasured(inputs: ProfileInputs, profile: ProductProfile) -> Verdict | None:
@@ -108,24 +113,29 @@ def _waiting(inputs: ProfileInputs, profile: ProductProfile) -> Verdict:
     product, served_first = profile.keys.product, ", ".join(profile.served_first)
     learning = "pods learn their step times online meanwhile"
     if profile.job_is_active:
-        return false(Reason.PROFILING if _moves(inputs, profile) else Reason.LEARNING, _job_sentence(inputs, profile))
+        return false(
+            ConditionReason.PROFILING if _moves(inputs, profile) else ConditionReason.LEARNING,
+            _job_sentence(inputs, profile),
+        )
     if inputs.desired.spec.profiling.mode is ProfilingMode.SKIP:
-        return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
+        return false(
+            ConditionReason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online."
+        )
     if inputs.desired.spec.paused:
-        return false(Reason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
+        return false(ConditionReason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
     if refused := _refused(inputs, profile, JOB):
-        return false(Reason.CHILD_REJECTED, f"{product}: {refused}; it is tried again; {learning}.")
+        return false(ConditionReason.CHILD_REJECTED, f"{product}: {refused}; it is tried again; {learning}.")
     if profile.is_measured_elsewhere:
         job = profile_name(profile.keys.target)
-        return false(Reason.PROFILING, f"{product}: Job {job} of another namespace measures it; {learning}.")
+        return false(ConditionReason.PROFILING, f"{product}: Job {job} of another namespace measures it; {learning}.")
     if not profile.node_fits:
-        return false(Reason.NO_MATCHING_NODE, _no_node(inputs.desired, product))
+        return false(ConditionReason.NO_MATCHING_NODE, _no_node(inputs.desired, product))
     if served_first:
         return false(
-            Reason.WAITING_FOR_SERVING_POD,
+            ConditionReason.WAITING_FOR_SERVING_POD,
             f"{product}: serving pod {served_first} starts on the same cores and goes first; {learning}.",
         )
-    return false(Reason.LEARNING, f"{product}: not measured yet; {learning}.")
+    return false(ConditionReason.LEARNING, f"{product}: not measured yet; {learning}.")
 
 
 def _refused(inputs: ProfileInputs, profile: ProductProfile, kind: str) -> str:
@@ -142,13 +152,13 @@ def _stale(inputs: ProfileInputs, profile: ProductProfile) -> Verdict | None:
         failed = f" Measuring again failed: {_words(failures)}; {_AGAIN}." if failures and not running else ""
         age = inputs.desired.spec.profiling.max_age
         return false(
-            Reason.STALE,
+            ConditionReason.STALE,
             f"{profile.keys.product}: the profile is older than profiling.maxAge ({age}) and serves meanwhile."
             f"{running}{failed}",
         )
     mismatch = _mismatch(inputs, profile)
     if mismatch:
-        return false(Reason.STALE, f"{profile.keys.product}: {mismatch.rstrip('.')}; {_AGAIN}.")
+        return false(ConditionReason.STALE, f"{profile.keys.product}: {mismatch.rstrip('.')}; {_AGAIN}.")
     return None
 
 
@@ -157,7 +167,7 @@ def _noisy(_seen: ProfileInputs, profile: ProductProfile) -> Verdict | None:
     if target is None or max(target.spread_percent, target.error_percent) <= NOISY_PERCENT:
         return None
     return false(
-        Reason.NOISY,
+        ConditionReason.NOISY,
         f"{profile.keys.product}: the profile's spread is {target.spread_percent:.0f}% and its held-out error "
         f"{target.error_percent:.0f}%; the machine was busy. Pods correct it online; {_AGAIN}.",
     )
@@ -180,7 +190,10 @@ def _mismatch(inputs: ProfileInputs, profile: ProductProfile) -> str:
 
 def _failed(profile: ProductProfile, failures: list[tuple[str, Failure]]) -> Verdict:
     reasons = {failure.reason for _, failure in failures}
-    reason = next((r for r in (Reason.VOCABULARY_MISMATCH, Reason.NOISY) if r in reasons), Reason.PROFILE_FAILED)
+    reason = next(
+        (r for r in (ConditionReason.VOCABULARY_MISMATCH, ConditionReason.NOISY) if r in reasons),
+        ConditionReason.PROFILE_FAILED,
+    )
     return false(
         reason,
         f"{profile.keys.product}: {_words(failures)}. Change the spec, or {_AGAIN}; pods learn online meanwhile.",
@@ -275,7 +288,7 @@ def _status(inputs: ProfileInputs, profile: ProductProfile) -> ProfileStatus:
         error_percent=f"{target.error_percent:.3g}" if target is not None else "",
         profiled_at=target.measured_at if target is not None else "",
         long_contexts=_long_contexts(inputs.desired.spec, profile, target) if target is not None else [],
-        stale=lacking is not None and lacking.reason is Reason.STALE,
+        stale=lacking is not None and lacking.reason is ConditionReason.STALE,
         failed_key=failed_keys[0] if failed_keys else "",
         message=cut(_words(failures), 2048) if failures else "",
     )

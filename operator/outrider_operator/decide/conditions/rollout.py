@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider_crds.base import seconds
-from outrider_crds.state import RuntimeState
-from outrider_crds.status import Condition, Reason
+from outrider_crds.runtime_state import RuntimeState
+from outrider_crds.status import Condition, ConditionReason
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
@@ -46,15 +46,17 @@ def progressing(rollout: RolloutView, unschedulable_s: float) -> Verdict:
     """
     desired, revision, pods = rollout.desired, rollout.desired.running, rollout.pods
     if desired.spec.paused:
-        return false(Reason.PAUSED, "spec.paused is true: the pods serve on as they are.")
+        return false(ConditionReason.PAUSED, "spec.paused is true: the pods serve on as they are.")
     if rollout.refused and (revision is None or desired.is_waiting or not is_complete(rollout, revision)):
-        return false(Reason.STALLED, f"{rollout.refused.message}{_old_pods_serve(pods, desired.spec_revision)}")
+        return false(
+            ConditionReason.STALLED, f"{rollout.refused.message}{_old_pods_serve(pods, desired.spec_revision)}"
+        )
     if rollout.terminating:
-        return true(Reason.ROLLING_OUT, _has_to_go(rollout.terminating[0]))
+        return true(ConditionReason.ROLLING_OUT, _has_to_go(rollout.terminating[0]))
     if rollout.canary is not None and (verdict := canary_progressing(rollout.canary)) is not None:
         return verdict
     if desired.is_waiting or revision is None:
-        return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(desired))
+        return false(ConditionReason.WAITING_FOR_PROFILE, _waiting_for_profile(desired))
     return _moving(rollout, revision, unschedulable_s)
 
 
@@ -62,18 +64,18 @@ def _moving(rollout: RolloutView, revision: Revision, unschedulable_s: float) ->
     """Verdict of Progressing for a rollout of `revision` that nothing holds."""
     pods = rollout.pods
     if missing := _missing(rollout, revision):
-        return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
+        return false(ConditionReason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if is_complete(rollout, revision):
-        return false(Reason.COMPLETE, _complete(rollout, revision))
+        return false(ConditionReason.COMPLETE, _complete(rollout, revision))
     stuck = _unschedulable(rollout, revision, unschedulable_s)
     if stuck is not None:
-        return false(Reason.NO_CAPACITY, _no_capacity(rollout, stuck))
+        return false(ConditionReason.NO_CAPACITY, _no_capacity(rollout, stuck))
     trouble = pods.trouble(revision.name)
     if trouble is not None:
-        return false(Reason.STALLED, f"{trouble.message}.{_old_pods_serve(pods, revision)}")
+        return false(ConditionReason.STALLED, f"{trouble.message}.{_old_pods_serve(pods, revision)}")
     if _is_past_deadline(rollout):
-        return false(Reason.STALLED, _past_deadline(rollout, revision))
-    return true(Reason.ROLLING_OUT, _counts(rollout, revision))
+        return false(ConditionReason.STALLED, _past_deadline(rollout, revision))
+    return true(ConditionReason.ROLLING_OUT, _counts(rollout, revision))
 
 
 def updated(rollout: RolloutView, states: Mapping[str, RuntimeState], unreachable: str) -> Verdict:
@@ -85,24 +87,26 @@ def updated(rollout: RolloutView, states: Mapping[str, RuntimeState], unreachabl
     if rollout.refused:
         return rollout.refused
     if rollout.terminating:
-        return false(Reason.ROLLING_OUT, _has_to_go(rollout.terminating[0]))
+        return false(ConditionReason.ROLLING_OUT, _has_to_go(rollout.terminating[0]))
     if rollout.canary is not None and (verdict := canary_updated(rollout.canary)) is not None:
-        return false(Reason.PAUSED, "spec.paused is true: the rollout waits.") if desired.spec.paused else verdict
+        return (
+            false(ConditionReason.PAUSED, "spec.paused is true: the rollout waits.") if desired.spec.paused else verdict
+        )
     if desired.is_waiting or revision is None:
-        return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(desired))
+        return false(ConditionReason.WAITING_FOR_PROFILE, _waiting_for_profile(desired))
     if missing := _missing(rollout, revision):
-        return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
+        return false(ConditionReason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if not is_complete(rollout, revision):
         if desired.spec.paused:
-            return false(Reason.PAUSED, "spec.paused is true: the rollout waits.")
-        return false(Reason.ROLLING_OUT, _counts(rollout, revision))
+            return false(ConditionReason.PAUSED, "spec.paused is true: the rollout waits.")
+        return false(ConditionReason.ROLLING_OUT, _counts(rollout, revision))
     if not pods.ready and desired.spec.replicas > 0:
-        return false(Reason.ROLLING_OUT, f"No pod of revision {revision.name} is ready.")
+        return false(ConditionReason.ROLLING_OUT, f"No pod of revision {revision.name} is ready.")
     behind = _behind(rollout, revision, states)
     if behind:
         named = f"Not yet reporting the current config: {', '.join(behind[:_MOST_NAMED])}."
-        return false(Reason.CONFIG_PENDING, cut(f"{named} {unreachable}".strip(), 2048))
-    return true(Reason.UP_TO_DATE, f"Every ready pod runs revision {revision.name} with the current config.")
+        return false(ConditionReason.CONFIG_PENDING, cut(f"{named} {unreachable}".strip(), 2048))
+    return true(ConditionReason.UP_TO_DATE, f"Every ready pod runs revision {revision.name} with the current config.")
 
 
 def is_complete(rollout: RolloutView, revision: Revision) -> bool:
@@ -199,7 +203,7 @@ def _is_proven(rollout: RolloutView, revision: Revision) -> bool:
 
 def _said(condition: Condition | None) -> str:
     """Message of Progressing for a complete rollout; empty otherwise."""
-    return condition.message if condition is not None and condition.reason == Reason.COMPLETE else ""
+    return condition.message if condition is not None and condition.reason == ConditionReason.COMPLETE else ""
 
 
 def is_node_awaited(pods: Pods, deadline_s: float, revision: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
-from outrider_crds.status import Reason
+from outrider_crds.status import ConditionReason
 
 from outrider_operator.cluster_model import ApiRefusal, OperatorSettings
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
@@ -18,7 +18,7 @@ from outrider_operator.validation.reading import cut
 
 def unreadable_spec(why: str) -> Verdict:
     """Verdict on a spec that the CRD of another release accepted and this release cannot read."""
-    return false(Reason.INVALID_SPEC, cut(f"The spec does not fit this release of Outrider: {why}.", 2048))
+    return false(ConditionReason.INVALID_SPEC, cut(f"The spec does not fit this release of Outrider: {why}.", 2048))
 
 
 def spec_problem(
@@ -46,7 +46,7 @@ def accepted(rewritten: Iterable[ApiRefusal]) -> Verdict:
         else ""
     )
     why = " An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
-    return true(Reason.ACCEPTED, cut(f"The spec is accepted.{what}{why if first else ''}", 2048))
+    return true(ConditionReason.ACCEPTED, cut(f"The spec is accepted.{what}{why if first else ''}", 2048))
 
 
 def child_rejected(refusals: Iterable[ApiRefusal]) -> Verdict | None:
@@ -57,7 +57,7 @@ def child_rejected(refusals: Iterable[ApiRefusal]) -> Verdict | None:
     sentence = (
         f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
     )
-    return false(Reason.CHILD_REJECTED, cut(f"{sentence}, or what forbids it; it is tried again.", 2048))
+    return false(ConditionReason.CHILD_REJECTED, cut(f"{sentence}, or what forbids it; it is tried again.", 2048))
 
 
 def _pod_template(spec: SpeculativeServiceSpec) -> Verdict | None:
@@ -65,7 +65,7 @@ def _pod_template(spec: SpeculativeServiceSpec) -> Verdict | None:
     sentence = next(patch_problems(spec.pod_template), "")
     if not sentence and (where := writable_host_mount(spec.pod_template)):
         sentence = f"{where} could write to the node: add readOnly: true"
-    return false(Reason.INVALID_SPEC, cut(f"{sentence}.", 2048)) if sentence else None
+    return false(ConditionReason.INVALID_SPEC, cut(f"{sentence}.", 2048)) if sentence else None
 
 
 def _host_paths(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Verdict | None:
@@ -77,7 +77,7 @@ def _host_paths(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Ver
     where, path = forbidden[0]
     what = f"folders other than {', '.join(allowed)}" if allowed else "any folder"
     return false(
-        Reason.HOST_PATH_FORBIDDEN,
+        ConditionReason.HOST_PATH_FORBIDDEN,
         f"spec.{where} names {path} of the node, and this installation does not allow {what}. Use a "
         "PersistentVolumeClaim, or install the chart with the folder among allowedHostPaths.",
     )
@@ -101,7 +101,7 @@ def _prometheus(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Ver
     if spec.metrics.source is not MetricsSource.PROMETHEUS or settings.prometheus_configured:
         return None
     return false(
-        Reason.PROMETHEUS_NOT_CONFIGURED,
+        ConditionReason.PROMETHEUS_NOT_CONFIGURED,
         "spec.metrics.source is Prometheus, and this installation names none. Use metrics.source: Pods, or install "
         "the chart with prometheus.url.",
     )
@@ -113,7 +113,7 @@ def _tokens(spec: SpeculativeServiceSpec) -> Verdict | None:
     if len(names) <= 1:
         return None
     return false(
-        Reason.INVALID_SPEC,
+        ConditionReason.INVALID_SPEC,
         f"Target and drafts name different tokenSecretRef ({', '.join(names)}), and a pod has one token: name one "
         "Secret whose token may read all of them, or take a model from a claim.",
     )
@@ -127,6 +127,6 @@ def _conflict(children: Children, names: Iterable[tuple[str, str]]) -> Verdict |
     owner = controller_name(children.documents[foreign[0]])
     whose = f"belongs to {owner}" if owner else "was not made by Outrider"
     return false(
-        Reason.NAME_CONFLICT,
+        ConditionReason.NAME_CONFLICT,
         f"{kind} {name} {whose} and is left alone. Delete it, or give the SpeculativeService another name.",
     )

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from outrider_crds.conditions import condition, find_condition, initial_conditions, set_condition
 from outrider_crds.status import (
     Condition,
+    ConditionReason,
     ConditionStatus,
     ConditionType,
-    Reason,
     RolloutStatus,
     SpeculativeServiceStatus,
 )
@@ -24,7 +24,7 @@ _ROLLOUT_FIGURES = frozenset(
     {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
 )
 """Fields of `status.rollout` that change with every request of a canary."""
-_FIGURE_REASONS = frozenset({Reason.CANARY_MEASURING})
+_FIGURE_REASONS = frozenset({ConditionReason.CANARY_MEASURING})
 _FIGURE_CONDITIONS = frozenset(
     {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
 )
@@ -32,14 +32,33 @@ _FIGURE_CONDITIONS = frozenset(
 _DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
 """Conditions that repeat another one, which has the event."""
 _QUIET = frozenset(
-    {Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES, Reason.COMPLETE}
-    | {Reason.CANARY_STARTING, Reason.CANARY_MEASURING, Reason.CANARY_RUNNING}
-    | {Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE}
+    {
+        ConditionReason.PENDING,
+        ConditionReason.MEASURING,
+        ConditionReason.NO_TRAFFIC,
+        ConditionReason.NO_SLO_CLASSES,
+        ConditionReason.COMPLETE,
+    }
+    | {ConditionReason.CANARY_STARTING, ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING}
+    | {ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE}
 )
 """Reasons without an event: Updated already reports a complete rollout, and a canary has its own events."""
 _WELCOME_WHEN_FALSE = frozenset(
-    {Reason.COMPLETE, Reason.PAUSED, Reason.SCALED_TO_ZERO, Reason.OFF, Reason.NOT_WORTH_IT, Reason.LEARNING}
-    | {Reason.PROFILING, Reason.ROLLING_OUT, Reason.CONFIG_PENDING, Reason.NO_DRAFTER, Reason.WAITING_FOR_SERVING_POD}
+    {
+        ConditionReason.COMPLETE,
+        ConditionReason.PAUSED,
+        ConditionReason.SCALED_TO_ZERO,
+        ConditionReason.OFF,
+        ConditionReason.NOT_WORTH_IT,
+        ConditionReason.LEARNING,
+    }
+    | {
+        ConditionReason.PROFILING,
+        ConditionReason.ROLLING_OUT,
+        ConditionReason.CONFIG_PENDING,
+        ConditionReason.NO_DRAFTER,
+        ConditionReason.WAITING_FOR_SERVING_POD,
+    }
 )
 
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_crds.status import ConditionStatus, ConditionType, Reason
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 
 @dataclass(frozen=True)
 class Verdict:
     status: ConditionStatus
-    reason: Reason
+    reason: ConditionReason
     message: str = ""
 
 
 Verdicts = dict[ConditionType, Verdict]
 
 
-def true(reason: Reason, message: str = "") -> Verdict:
+def true(reason: ConditionReason, message: str = "") -> Verdict:
     return Verdict(ConditionStatus.TRUE, reason, message)
 
 
-def false(reason: Reason, message: str = "") -> Verdict:
+def false(reason: ConditionReason, message: str = "") -> Verdict:
     return Verdict(ConditionStatus.FALSE, reason, message)
 
 
-def unknown(reason: Reason, message: str = "") -> Verdict:
+def unknown(reason: ConditionReason, message: str = "") -> Verdict:
     return Verdict(ConditionStatus.UNKNOWN, reason, message)

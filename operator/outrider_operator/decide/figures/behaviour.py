@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider_crds.conditions import find_condition
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.status import Condition, ConditionType, SpeculativeServiceStatus
 
 from outrider_operator.cluster_model import FigureWindows

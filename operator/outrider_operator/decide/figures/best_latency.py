@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider_crds.profile import DrafterProfile, ExecutionMode, StepCost, TargetProfile
+from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
 
 
 def best_tpot_s(
@@ -18,7 +18,7 @@ def best_tpot_s(
     It is the minimum of `T_step(k) / l(alpha, k)` (TurboSpec eq. 2 to 4). `drafters` and `acceptance` are keyed by
     name. A drafter without a measured acceptance rate counts as always accepted, so that the result is a lower bound.
     """
-    cost = target.costs.get(ExecutionMode.UNIFORM) or next(iter(target.costs.values()), StepCost())
+    cost = target.costs.get(ProfileExecutionMode.UNIFORM) or next(iter(target.costs.values()), ProfileStepCost())
     best = step_s(cost, batched=1)
     for name, drafter in drafters.items():
         alpha = acceptance.get(name, 1.0)
@@ -28,7 +28,7 @@ def best_tpot_s(
     return best
 
 
-def step_s(cost: StepCost, batched: int) -> float:
+def step_s(cost: ProfileStepCost, batched: int) -> float:
     """Seconds of a forward pass of one request with an empty context, which is a lower bound."""
     above_knee = max(0.0, batched - cost.knee_tokens)
     return (

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from outrider_crds.base import seconds
-from outrider_crds.profile import ExecutionMode, StepCost, TargetProfile
+from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import DemandStatus
 
@@ -89,7 +89,7 @@ def capacity(profile: TargetProfile, load: Load, tpot_s: float) -> Capacity | No
     current batch. The condition is `T(B) / E <= tpot_s`, and a pod yields `B * E / T(B)` tokens per second. If steps
     take longer than `T(B)`, requests queue: by Little's law there are `tokens_per_s * step_s / E`, and a pod takes `B`.
     """
-    cost = profile.costs.get(ExecutionMode.UNIFORM) or next(iter(profile.costs.values()))
+    cost = profile.costs.get(ProfileExecutionMode.UNIFORM) or next(iter(profile.costs.values()))
     predicted_s = _step_s(cost, load.batch, load.tokens_per_step)
     ratio = load.step_s / predicted_s if load.step_s else 1.0
     if not 1 / _MOST_OFF <= ratio <= _MOST_OFF:
@@ -107,7 +107,7 @@ def capacity(profile: TargetProfile, load: Load, tpot_s: float) -> Capacity | No
     return Capacity(requests, tokens_per_s, load.tokens_per_s * slower_s / (load.tokens_per_step * requests))
 
 
-def _step_s(cost: StepCost, batch: float, tokens: float) -> float:
+def _step_s(cost: ProfileStepCost, batch: float, tokens: float) -> float:
     """Seconds of a step without context for `batch` requests with `tokens` tokens each."""
     return cost.without_context_s(batch, tokens)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider_crds.runtime_state import TPOT_BUCKETS_S, DrafterReport
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.state import TPOT_BUCKETS_S, DrafterState
-from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
+from outrider_crds.status import DraftStatus, GoodputStatus, SLOClassStatus, Summary
 
 from outrider_operator.cluster_model import DrafterFigures, WindowFigures
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
@@ -16,11 +16,11 @@ from outrider_operator.validation.reading import cut
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
 
 
-def goodput(figures: WindowFigures | None) -> Goodput | None:
+def goodput(figures: WindowFigures | None) -> GoodputStatus | None:
     if figures is None:
         return None
     rate, gain = figures.output_tokens / figures.window_s, _significant_speedup(figures)
-    return Goodput(
+    return GoodputStatus(
         tokens_per_second=three_digits(rate),
         baseline_tokens_per_second=three_digits(rate / gain.value) if gain else "",
         speedup=three_digits(gain.value) if gain else "",
@@ -109,7 +109,7 @@ def _draft(behaviour: MeasuredBehaviour, profiles: list[ProductProfile], name: s
     )
 
 
-def _reason(profiles: list[ProductProfile], name: str, reports: list[DrafterState]) -> str:
+def _reason(profiles: list[ProductProfile], name: str, reports: list[DrafterReport]) -> str:
     """Why a drafter is not in use: the message of a pod, or of the Job that could not measure it."""
     reasons = sorted({report.reason for report in reports if report.reason})
     failures = [
@@ -118,7 +118,7 @@ def _reason(profiles: list[ProductProfile], name: str, reports: list[DrafterStat
     return reasons[0] if reasons else failures[0].message if failures else ""
 
 
-def _memory(reports: list[DrafterState]) -> str:
+def _memory(reports: list[DrafterReport]) -> str:
     """Memory of a drafter in the pod where it costs most concurrency."""
     memories = [report.memory for report in reports if report.memory is not None]
     if not memories:

@@ -13,7 +13,7 @@ from collections import Counter as TallyOf
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from outrider_crds.state import TPOT_BUCKETS_S, RuntimeState
+from outrider_crds.runtime_state import TPOT_BUCKETS_S, RuntimeState
 
 from outrider_operator.cluster_model import DrafterFigures, FigureWindows, Object, SLOClassFigures, WindowFigures
 from outrider_operator.validation.reading import items, text

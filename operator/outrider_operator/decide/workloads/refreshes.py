@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outrider_crds.base import digest
 from outrider_crds.runtime_config import CONFIG_KEY
-from outrider_crds.state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.cluster_model import CONFIG_MAP, Object
 from outrider_operator.decide.drift import needs_apply, stamp

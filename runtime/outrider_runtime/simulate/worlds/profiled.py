@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from outrider_crds.profile import TARGET_FILE, DrafterProfile, ExecutionMode, ProfilingResult
+from outrider_crds.profile import TARGET_FILE, DrafterProfile, ProfileExecutionMode, ProfilingResult
 from pydantic import ValidationError
 
 from outrider_runtime.simulate.errors import SimulationError
@@ -52,7 +52,7 @@ def document(path: Path, name: str) -> dict[str, Any]:
         f"{target.error_percent:.1f}%, spread {target.spread_percent:.1f}%",
         "derived": list(DERIVED),
         "kvTokens": UNLIMITED,
-        "graphTokens": GRAPH_TOKENS if ExecutionMode.BEYOND_GRAPH in target.costs else None,
+        "graphTokens": GRAPH_TOKENS if ProfileExecutionMode.BEYOND_GRAPH in target.costs else None,
         "target": {"costs": {mode.value: cost.model_dump() for mode, cost in target.costs.items()}},
         "drafters": drafters,
     }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType, SpeculativeServiceStatus
 from outrider_operator.cluster_model import DEPLOYMENT, JOB, Object, Observed
 from outrider_operator.decide import decide
 from outrider_operator.decide.profiling.measurement_request import request_of
@@ -33,12 +33,12 @@ from tests.unit.operator.decide.world import (
     unschedulable,
 )
 
-C, R = ConditionType, Reason
+C, R = ConditionType, ConditionReason
 _REJECTED = {R.INVALID_SPEC, R.NAME_CONFLICT, R.HOST_PATH_FORBIDDEN, R.PROMETHEUS_NOT_CONFIGURED, R.CHILD_REJECTED}
 _POD = {R.SCALED_TO_ZERO, R.IMAGE_PULL_FAILED, R.POD_CRASHING, R.POD_CANNOT_START, R.POD_ENDED}
 _MEASURE = {R.NO_TRAFFIC, R.MEASURING, R.METRICS_UNAVAILABLE}
 _CANARY = {R.CANARY_FAILED, R.CANARY_ERROR, R.CANARY_INCONCLUSIVE}
-REASONS: dict[ConditionType, set[Reason]] = {
+REASONS: dict[ConditionType, set[ConditionReason]] = {
     C.SPEC_VALID: {R.ACCEPTED, *_REJECTED},
     C.PROFILES_READY: {
         *(R.PROFILED, R.LEARNING, R.PROFILING, R.PROFILE_FAILED, R.NOISY, R.STALE, R.NO_MATCHING_NODE),

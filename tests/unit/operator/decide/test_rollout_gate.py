@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.state import DrafterState
+from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import REVISION_LABEL
 from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
@@ -13,8 +13,8 @@ from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, rfc3339
 
 MISSING = [
-    DrafterState(name="pld", loaded=True),
-    DrafterState(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
+    DrafterReport(name="pld", loaded=True),
+    DrafterReport(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
 ]
 ROLLING = {"maxSurge": 3, "progressDeadline": "20m"}
 

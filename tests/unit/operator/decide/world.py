@@ -13,14 +13,14 @@ import pytest
 from outrider_crds.conditions import find_condition
 from outrider_crds.profile import (
     DrafterProfile,
-    ExecutionMode,
+    ProfileExecutionMode,
+    ProfileStepCost,
     ProfilingFailure,
     ProfilingResult,
-    StepCost,
     TargetProfile,
 )
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
-from outrider_crds.state import DrafterState, RuntimeState
+from outrider_crds.runtime_state import DrafterReport, RuntimeState
 from outrider_crds.status import Condition, ConditionType
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
@@ -250,11 +250,11 @@ class World:
             if _label(document, SERVICE_LABEL) == name and revision == self.revision(name):
                 document["spec"]["minReadySeconds"] = self.deployment(name)["spec"].get("minReadySeconds", 0)
 
-    def _drafters_of(self, pod: Object) -> list[DrafterState]:
+    def _drafters_of(self, pod: Object) -> list[DrafterReport]:
         """All of its revision's, loaded."""
         name, revision = _label(pod, SERVICE_LABEL), _label(pod, REVISION_LABEL)
         pool = boot_of(self.objects[CONFIG_MAP, f"{name}-{revision}"])["draftPool"]
-        return [DrafterState(name=drafter["name"], loaded=True) for drafter in pool]
+        return [DrafterReport(name=drafter["name"], loaded=True) for drafter in pool]
 
     def report_states(self, name: str = "chat", **fields: Any) -> None:
         """Each pod answers with the mounted hot config in force, and all drafters loaded if `fields` has none."""
@@ -267,7 +267,7 @@ class World:
                     revision=_label(pod, REVISION_LABEL),
                     config_hash=config_hash(hot),
                     started_at=START,
-                    now=self.now,
+                    reported_at=self.now,
                     ready=True,
                     plugin_active=True,
                     **({"drafters": self._drafters_of(pod)} | fields),
@@ -380,7 +380,7 @@ def result(
         DrafterProfile(
             key=request.keys.drafters[name],
             name=name,
-            cost=StepCost(constant_s=0.001),
+            cost=ProfileStepCost(constant_s=0.001),
             autoregressive=False,
             error_percent=3.0,
             measured_at=at,
@@ -396,7 +396,7 @@ def result(
 
 
 def target_profile(key: str, product: str, at: str, **fields: Any) -> TargetProfile:
-    costs = {ExecutionMode.UNIFORM: StepCost(per_batched_token_s=0.001, constant_s=0.02)}
+    costs = {ProfileExecutionMode.UNIFORM: ProfileStepCost(per_batched_token_s=0.001, constant_s=0.02)}
     given: dict[str, Any] = {"error_percent": 4.0, "costs": costs, **fields}
     return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **given)
 

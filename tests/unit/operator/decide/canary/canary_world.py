@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from outrider_crds.runtime_config import HotConfig, config_hash
-from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
+from outrider_crds.runtime_state import ArmState, CanaryState, DrafterReport, RuntimeState
 from outrider_crds.status import ConditionType as C
 from outrider_crds.status import RolloutStatus
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, Node, Object
@@ -100,14 +100,14 @@ class CanaryWorld(World):
         self, requests: int = 1000, gain: float = 0.0, pod: str = f"{NAME}-0", product: str = "cpu", **fields: Any
     ) -> None:
         """The canary's pod reports so many requests of document arm, and both pools loaded."""
-        drafters = [DrafterState(name=name, loaded=True) for name in self.hosted]
+        drafters = [DrafterReport(name=name, loaded=True) for name in self.hosted]
         arms = {"stable": arm(requests, 100.0), "candidate": arm(requests, 100.0 * (1 + gain))}
         self.states[pod] = RuntimeState(
             service="chat",
             namespace="default",
             revision="c",
             started_at=START + self.processes,
-            now=self.now,
+            reported_at=self.now,
             ready=True,
             plugin_active=True,
             product=product,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_crds.state import CanaryState
+from outrider_crds.runtime_state import CanaryState
 
 from tests.unit.operator.decide.canary.canary_world import NAME, arm, under_way
 

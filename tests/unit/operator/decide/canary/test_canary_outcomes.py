@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_crds.state import CanaryState
+from outrider_crds.runtime_state import CanaryState
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP
 from outrider_operator.decide import decide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.state import DrafterState
+from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT
 from outrider_operator.decide.pod_states import revision_of
@@ -78,7 +78,7 @@ def held_at_the_gate() -> CanaryWorld:
     world.settle()
     world.add_pod("chat-new", world.deployment()["spec"]["template"])
     world.scale_replica_sets({old: 2, world.revision(): 1})
-    world.report_states(drafters=[DrafterState(name="pld", loaded=True), DrafterState(name="eagle", loaded=False)])
+    world.report_states(drafters=[DrafterReport(name="pld", loaded=True), DrafterReport(name="eagle", loaded=False)])
     world.settle()
     assert world.reasons()[0] == "False/DrafterNotLoaded"
     world.patch(rollout=CANARY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_crds.state import DrafterMemory, DrafterState
+from outrider_crds.runtime_state import DrafterMemory, DrafterReport
 from outrider_crds.status import ConditionType as C
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, HEAD, NAME, CanaryWorld, under_way
@@ -44,8 +44,8 @@ def test_no_room_for_both_names_what_they_take() -> None:
     memory = DrafterMemory(weight_bytes=500 << 20, kv_bytes_per_token=0, concurrency_percent=3.0)
     short = "the pool does not fit into memory: 20 MiB are left for KV; eagle takes 900 MiB"
     drafters = [
-        DrafterState(name="pld", loaded=True, memory=memory),
-        DrafterState(name="eagle", loaded=False, reason=short),
+        DrafterReport(name="pld", loaded=True, memory=memory),
+        DrafterReport(name="eagle", loaded=False, reason=short),
     ]
     world.measure_arms(0, drafters=drafters)
     assert (world.phase, world.rollout.cause) == ("Error", "NoRoomForBoth")
@@ -58,8 +58,8 @@ def test_a_draft_that_does_not_load_fails() -> None:
     world = CanaryWorld()
     world.patched()
     drafters = [
-        DrafterState(name="pld", loaded=True),
-        DrafterState(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
+        DrafterReport(name="pld", loaded=True),
+        DrafterReport(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
     ]
     world.measure_arms(0, drafters=drafters)
     assert (world.phase, world.rollout.cause) == ("Failed", "DrafterNotLoaded")
@@ -72,7 +72,10 @@ def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
     world.patched()
     world.patch(paused=True)
     world.settle()
-    lacking = [DrafterState(name="pld", loaded=True), DrafterState(name="eagle", loaded=False, reason="404 Not Found")]
+    lacking = [
+        DrafterReport(name="pld", loaded=True),
+        DrafterReport(name="eagle", loaded=False, reason="404 Not Found"),
+    ]
     world.measure_arms(0, drafters=lacking)
     assert world.phase == "Starting"
     world.patch(paused=False, draftPool=[PLD, HEAD])

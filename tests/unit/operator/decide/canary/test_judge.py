@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from outrider_crds.state import MOST_COUNTED
+from outrider_crds.runtime_state import MOST_COUNTED
 from outrider_operator.decide.canary.arms import Arms, ArmSums
 from outrider_operator.decide.canary.judge import CanaryVerdict, gain, half_width, judge
 

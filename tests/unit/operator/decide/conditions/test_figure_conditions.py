@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_crds.state import (
+from outrider_crds.runtime_state import (
     ChoiceState,
     DrafterMemory,
-    DrafterState,
+    DrafterReport,
 )
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import DrafterFigures as Drafter
@@ -58,7 +58,7 @@ def measured(world: World, current: WindowFigures | None, previous: WindowFigure
 def serving() -> World:
     world = World(manifest())
     world.serve()
-    world.report_states(drafters=[DrafterState(name="pld", loaded=True)], choice=ChoiceState(reason="Pays"))
+    world.report_states(drafters=[DrafterReport(name="pld", loaded=True)], choice=ChoiceState(reason="Pays"))
     return world
 
 
@@ -224,7 +224,7 @@ def test_pods_of_the_release_before_say_their_speed_up_as_they_did(serving: Worl
 
 def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> None:
     """Off and NoDrafter; a drafter that could not load is named with its reason."""
-    serving.report_states(drafters=[DrafterState(name="pld", loaded=False, reason="no such file")])
+    serving.report_states(drafters=[DrafterReport(name="pld", loaded=False, reason="no such file")])
     serving.settle()
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/NoDrafter"
     assert serving.observed().status.drafts[0].reason == "no such file"
@@ -239,11 +239,11 @@ def test_a_draft_says_what_its_memory_costs() -> None:
     world.serve()
     assert world.observed().status.drafts[0].memory == ""
     costs = DrafterMemory(weight_bytes=1536 * 1024, kv_bytes_per_token=4096, concurrency_percent=1.234)
-    world.report_states(drafters=[DrafterState(name="pld", loaded=True, memory=costs)])
+    world.report_states(drafters=[DrafterReport(name="pld", loaded=True, memory=costs)])
     world.settle()
     assert world.observed().status.drafts[0].memory == "1.5Mi of weights and 4Ki a token cost 1.23% of concurrency"
     one = next(iter(world.states))
-    more = DrafterState(name="pld", loaded=True, memory=costs.model_copy(update={"concurrency_percent": 20.0}))
+    more = DrafterReport(name="pld", loaded=True, memory=costs.model_copy(update={"concurrency_percent": 20.0}))
     world.states[one] = world.states[one].model_copy(update={"drafters": [more]})
     world.settle()
     assert world.observed().status.drafts[0].memory.endswith("20% of concurrency")
@@ -254,7 +254,7 @@ def test_draft_status_names_the_block_drafter() -> None:
     world = World(manifest())
     world.serve()
     assert world.observed().status.drafts[0].kind == ""
-    world.report_states(drafters=[DrafterState(name="pld", loaded=True, kind="DSpark")])
+    world.report_states(drafters=[DrafterReport(name="pld", loaded=True, kind="DSpark")])
     world.settle()
     assert world.observed().status.drafts[0].kind == "DSpark"
 
@@ -266,11 +266,11 @@ def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
     world.report_states(drafters=[])
     world.settle()
     assert not world.observed().status.drafts[0].loaded
-    world.report_states(drafters=[DrafterState(name="pld", loaded=True)])
+    world.report_states(drafters=[DrafterReport(name="pld", loaded=True)])
     world.settle()
     assert world.observed().status.drafts[0].loaded
     one = next(iter(world.states))
-    without = [DrafterState(name="pld", loaded=False, reason="out of memory")]
+    without = [DrafterReport(name="pld", loaded=False, reason="out of memory")]
     world.states[one] = world.states[one].model_copy(update={"drafters": without})
     world.settle()
     assert (world.observed().status.drafts[0].loaded, world.observed().status.drafts[0].reason) == (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from outrider_crds.profile import ExecutionMode, StepCost, TargetProfile
+from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_operator.cluster_model import FigureWindows, SLOClassFigures, WindowFigures
 from outrider_operator.decide.figures.demand import Load, capacity, load_of
 from outrider_operator.operator_metrics.demand_metrics import LABELS, NAME, ServiceDemand
@@ -18,12 +18,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.unit.operator.decide.world import World, manifest, rfc3339, target_profile
 
 EXAMPLES = Path(__file__).parents[5] / "examples" / "autoscaling"
-COST = StepCost(constant_s=0.01, per_batched_token_s=0.0001)
+COST = ProfileStepCost(constant_s=0.01, per_batched_token_s=0.0001)
 PROFILE = TargetProfile(
     key="ab",
     model="org/target",
     product="H100",
-    costs={ExecutionMode.UNIFORM: COST},
+    costs={ProfileExecutionMode.UNIFORM: COST},
     error_percent=1.0,
     most_requests=128,
     measured_at="2026-11-01T00:00:00Z",

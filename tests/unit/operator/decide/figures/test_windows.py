@@ -6,15 +6,15 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.state import (
+from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
-    DrafterState,
-    Histogram,
+    DrafterReport,
+    HistogramState,
     RuntimeState,
     SLOClassState,
     SpeedupState,
 )
+from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_operator.cluster_model import FigureWindows
 from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status_figures import slo_classes
@@ -42,7 +42,7 @@ def state(tokens: int = 0, *, started_at: float = START, **fields: Any) -> Runti
         revision="r",
         config_hash="h",
         started_at=started_at,
-        now=START,
+        reported_at=START,
         ready=True,
         plugin_active=True,
         output_tokens=tokens,
@@ -137,8 +137,8 @@ def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
 
 def counting(name: str, count: int) -> dict[str, RuntimeState]:
     """One pod, of whose drafter and class `name` so much is counted."""
-    empty = Histogram(counts=[])
-    drafter = DrafterState(name=name, loaded=True, tried=count)
+    empty = HistogramState(counts=[])
+    drafter = DrafterReport(name=name, loaded=True, tried=count)
     slo = SLOClassState(name=name, finished=count, tpot=empty, ttft=empty)
     return {"a": state(1, drafters=[drafter], slo_classes=[slo])}
 
@@ -200,8 +200,10 @@ def test_percentiles_come_from_merged_histograms() -> None:
     fast[5], slow[17] = 99, 1
 
     def chat(counts: list[int], scale: int) -> SLOClassState:
-        tpot = Histogram(counts=[scale * count for count in counts])
-        return SLOClassState(name="chat", finished=sum(tpot.counts), attained=0, tpot=tpot, ttft=Histogram(counts=[]))
+        tpot = HistogramState(counts=[scale * count for count in counts])
+        return SLOClassState(
+            name="chat", finished=sum(tpot.counts), attained=0, tpot=tpot, ttft=HistogramState(counts=[])
+        )
 
     steps = [{"a": state(slo_classes=[chat(fast, i)]), "b": state(slo_classes=[chat(slow, i)])} for i in range(9)]
     history, now = watched(steps)
@@ -215,7 +217,7 @@ def test_percentiles_come_from_merged_histograms() -> None:
 
 def test_requests_that_clients_gave_up_are_told_apart() -> None:
     """A class in which everybody gives up in time has no attainment, and still shows why."""
-    empty = Histogram(counts=[])
+    empty = HistogramState(counts=[])
 
     def pods(i: int) -> dict[str, RuntimeState]:
         slo = SLOClassState(name="chat", finished=0, attained=0, aborted=10 * i, tpot=empty, ttft=empty)
@@ -237,7 +239,7 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
 
     def of(index: int, i: int) -> RuntimeState:
         scaled = {name: value * i for name, value in drafters[index].items()}
-        draft = DrafterState(name="pld", loaded=True, **scaled)
+        draft = DrafterReport(name="pld", loaded=True, **scaled)
         return state(1000 * i, drafters=[draft], draft_length_steps=[10 * i, 40 * i])
 
     history, now = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
@@ -254,7 +256,7 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
 
 def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
     """One that does not pay is explored now and then; a window without a trial does not make it unknown."""
-    tried_once = DrafterState(name="pld", loaded=True, tried=20, accepted=5, request_steps=10)
+    tried_once = DrafterReport(name="pld", loaded=True, tried=20, accepted=5, request_steps=10)
     history, now = watched([{"a": state(0)}, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
     world = World(manifest())
     world.serve()
@@ -285,7 +287,7 @@ def test_speedup_is_measured_over_several_windows() -> None:
 
 
 def _drafts(tried: int, accepted: int) -> RuntimeState:
-    drafter = DrafterState(name="pld", loaded=True, request_steps=tried, tried=tried, accepted=accepted)
+    drafter = DrafterReport(name="pld", loaded=True, request_steps=tried, tried=tried, accepted=accepted)
     return state(tried, drafters=[drafter], steps=tried, draft_length_steps=[0, tried])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from outrider_crds.profile import ExecutionMode, ProfilingResult, StepCost
+from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, ProfilingResult
 from outrider_crds.spec import SparseSelf, Speculation
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
@@ -110,8 +110,13 @@ def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
     request = request_of(world.objects[JOB, world.jobs()[0]])
     assert request is not None
     said = result(request, rfc3339(world.now))
-    step = StepCost(per_context_token_s=1e-6, per_batched_token_s=2e-5, constant_s=0.01)
-    told = {"most_requests": 32, "request_tokens": 131072, "kv_tokens": 10**6, "costs": {ExecutionMode.UNIFORM: step}}
+    step = ProfileStepCost(per_context_token_s=1e-6, per_batched_token_s=2e-5, constant_s=0.01)
+    told = {
+        "most_requests": 32,
+        "request_tokens": 131072,
+        "kv_tokens": 10**6,
+        "costs": {ProfileExecutionMode.UNIFORM: step},
+    }
     target = said.target.model_copy(update=told) if said.target is not None else None
     draft = said.drafters[0].model_copy(update={"cost": step, "budget_tokens": 1040, "most_requests": 32})
     world.finish_job(world.jobs()[0], ProfilingResult(target=target, drafters=[draft]).model_dump_json(by_alias=True))

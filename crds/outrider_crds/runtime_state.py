@@ -1,8 +1,8 @@
-"""What a pod answers at `GET /outrider/state` (admin port): versioned JSON, counters since the process started.
+"""The state that a pod returns at `GET /outrider/state` (admin port): versioned JSON with counters.
 
-Counters only grow, so that a reader takes differences over a window of its own and sums them over pods;
-`started_at` tells it that a process is a new one. The Prometheus metrics are made of the same document: what a field is
-called there stands with it (`metrics`).
+Counters grow from the start of the process, so a reader takes differences over its own window and sums them over pods.
+`started_at` tells when a process is a new one. The Prometheus metrics come from the same document: each field names its
+metric (see `metrics`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.
 
 class ProfileSource(StrEnum):
     MOUNTED = "Mounted"
-    """The coefficients of the mounted profile, corrected online."""
+    """Coefficients of the mounted profile, corrected online."""
     LEARNING = "Learning"
-    """No usable profile: coefficients are learned from this pod's own steps."""
+    """Coefficients learned from this pod's own steps, since there is no usable profile."""
 
 
-class Histogram(Model):
+class HistogramState(Model):
     counts: list[int]
-    """Observations per bucket, not cumulative; one more than the bounds, the last one above them all."""
+    """Observations per bucket, not cumulative. There is one bucket more than bounds, for values above all bounds."""
     sum_s: float = 0.0
 
 
@@ -61,27 +61,26 @@ class ProfileState(Model):
 
 
 class Verification(StrEnum):
-    """Which lengths of proposals the target verifies at their best price."""
+    """Verification lengths at which the target runs fastest."""
 
     VARLEN = "Varlen"
-    """Another length for each request as well as the same for all: graphs fit both, or there are none (CPU)."""
+    """Any lengths: CUDA graphs fit uniform and varlen steps, or there are no graphs (CPU)."""
     UNIFORM = "Uniform"
-    """One length for all requests, in one whole CUDA graph. Lengths that differ run in pieces, at a price of their
-    own."""
+    """One length for all requests, in one full CUDA graph. A varlen step runs in pieces and costs more."""
 
 
 class DrafterMemory(Model):
-    """What a drafter takes of each device, used or not."""
+    """Memory of a drafter on each device, whether it is used or not."""
 
     weight_bytes: int
-    """Bytes of its weights, less what it shares with the target."""
+    """Bytes of its weights, without those that it shares with the target."""
     kv_bytes_per_token: int
-    """What a cached token takes in its layers."""
+    """Bytes of a cached token in its layers."""
     concurrency_percent: float
-    """Share of the cached tokens that the engine could hold without this drafter."""
+    """Share of the KV cache's tokens that the drafter costs."""
 
 
-class DrafterState(Model):
+class DrafterReport(Model):
     METRICS: ClassVar[Group] = Group(
         "Drafters", "All carry the label `drafter`: the name in `spec.draftPool`.", label="drafter"
     )
@@ -123,10 +122,10 @@ class SLOClassState(Model):
     token."""
     output_tokens: Annotated[int, Metric("outrider_slo_class_output_tokens_total")] = 0
     """Output tokens of finished requests."""
-    tpot: Annotated[Histogram, Metric("outrider_slo_class_tpot_seconds", bounds_s=TPOT_BUCKETS_S)]
+    tpot: Annotated[HistogramState, Metric("outrider_slo_class_tpot_seconds", bounds_s=TPOT_BUCKETS_S)]
     """Time per output token after the first, of each finished request; where its client left, what it had come to by
     then. The buckets are the same in every pod, so that they can be added."""
-    ttft: Annotated[Histogram, Metric("outrider_slo_class_ttft_seconds", bounds_s=TTFT_BUCKETS_S)]
+    ttft: Annotated[HistogramState, Metric("outrider_slo_class_ttft_seconds", bounds_s=TTFT_BUCKETS_S)]
     """Time to the first token of each finished request; where its client left before that, how long it had waited."""
 
 
@@ -217,7 +216,7 @@ REASONS = ("Pays", "NotWorthIt", "Off", "NoDrafter", "NoTraffic", "Measuring")
 
 
 class ChoiceState(Model):
-    """The controller's present choice, for people."""
+    """The controller's current choice, for people."""
 
     METRICS: ClassVar[Group] = Group("The present choice")
     drafter: str = ""
@@ -234,12 +233,12 @@ class ChoiceState(Model):
         str,
         Metric(
             "outrider_choice", labels=("reason",),
-            series=lambda _choice, reason: [((one,), reason == one) for one in REASONS],
+            series=lambda _choice, reason: [((name,), reason == name) for name in REASONS],
         ),
     ] = ""  # fmt: skip
     """1 for the reason of the present choice, 0 for the others. Label `reason`: `Pays`, `NotWorthIt` (no speculation is
     the right choice), `Off`, `NoDrafter`, `NoTraffic`, `Measuring`."""
-    gated: Annotated[bool, Metric("outrider_drafts_gated")] = False
+    has_disabled_drafts: Annotated[bool, Metric("outrider_drafts_gated"), Field(alias="gated")] = False
     """1 while some draft was not worth its time for a while, as under load: prompts pass it by, and KV gaps stay."""
     running: Annotated[int, Metric("outrider_requests_running")] = 0
     """Requests in the last engine step."""
@@ -276,7 +275,8 @@ class RuntimeState(Contract):
     """The mounted hot config cannot be used: 1 with a sentence in the state. The one before it stays in force."""
     started_at: Annotated[float, Metric("outrider_started_timestamp_seconds")]
     """Unix time at which the process started."""
-    now: float
+    reported_at: Annotated[float, Field(alias="now")]
+    """Unix time of the report."""
     ready: Annotated[bool, Metric("outrider_ready")]
     """What `/readyz` answers: 1 while the engine is healthy, the plugin reports, and the pod is not draining."""
     plugin_active: Annotated[bool, Metric("outrider_plugin_active")]
@@ -317,7 +317,7 @@ class RuntimeState(Contract):
     a time without the draft."""
     catch_up_s: Annotated[float, Metric("outrider_catch_up_seconds_total")] = 0.0
     """Seconds that took, as measured on the device."""
-    drafters: list[DrafterState] = []
+    drafters: list[DrafterReport] = []
     slo_classes: list[SLOClassState] = Field(default=[])
     speedup: SpeedupState = SpeedupState()
     canary: CanaryState | None = None
