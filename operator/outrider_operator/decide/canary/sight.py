@@ -57,9 +57,9 @@ def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
     if before is None:
         return CanaryPods()
     sight = replace(sight, pods=_of_revision(sight.pods, sight.revision))
-    reports = tuple(_reports(sight, before))
-    living = frozenset(name_of(pod) for pod in sight.pods.living)
     heeds_missing = sight.spec.rollout.on_missing_drafter is OnMissingDrafter.HOLD
+    reports = tuple(_reports(sight, before, heeds_missing=heeds_missing))
+    living = frozenset(name_of(pod) for pod in sight.pods.living)
     return CanaryPods(
         reports=reports,
         living=living,
@@ -76,10 +76,13 @@ def _of_revision(pods: Pods, revision: str) -> Pods:
     return replace(pods, living=living, ended=tuple(pod for pod in pods.ended if revision_of(pod) == revision))
 
 
-def _reports(sight: CanarySight, before: Canary) -> Iterator[PodReport]:
-    """Sums of this attempt alone, of the products and SLO classes that the spec names: a pod may name any."""
+def _reports(sight: CanarySight, before: Canary, *, heeds_missing: bool) -> Iterator[PodReport]:
+    """Sums of this attempt alone, of the products and SLO classes that the spec names: a pod may name any. Of pods that
+    lack a drafter there are none: both arms may be one pool there."""
     for name, state in sight.ready_states():
         if state.canary is None or state.canary.id != before.attempt:
+            continue
+        if any(heeds_missing or _lacks_memory(drafter) for drafter in state.drafters if not drafter.loaded):
             continue
         arms = _bounded(state.canary, {slo.name for slo in sight.spec.slo_classes})
         product = _product(state.product, sight.spec.accelerator.products)

@@ -6,7 +6,7 @@ import pytest
 from outrider_crds.runtime_state import DrafterMemory, DrafterReport
 from outrider_crds.status import ConditionType as C
 
-from tests.unit.operator.decide.canary.canary_world import CANARY, HEAD, NAME, CanaryWorld, under_way
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, unschedulable
 
 
@@ -52,6 +52,23 @@ def test_no_room_for_both_names_what_they_take() -> None:
     message = world.condition(C.PROGRESSING).message
     assert "eagle takes 900 MiB" in message
     assert "pld with 500 MiB of weights" in message
+
+
+@pytest.mark.parametrize("lacking", ["pld", "eagle"])
+@pytest.mark.parametrize("gain", [GAIN, 0.0, LOSS])
+def test_pod_without_room_for_a_drafter_gets_no_verdict(lacking: str, gain: float) -> None:
+    """Bug: without its new drafter the candidate drafted as the running pool, and was promoted for being as good."""
+    world = CanaryWorld()
+    world.patched()
+    drafters = [
+        DrafterReport(name=name, loaded=name != lacking, reason=f"no memory is left for {name}" * (name == lacking))
+        for name in ("pld", "eagle")
+    ]
+    world.measure_arms(100_000, gain, drafters=drafters)
+    assert (world.phase, world.rollout.cause, world.rollout.requests) == ("Error", "NoRoomForBoth", 0)
+    world.processes += 1
+    world.measure_arms(1000, LOSS)
+    assert (world.phase, world.rollout.cause) == ("Failed", "Worse")
 
 
 def test_a_draft_that_does_not_load_fails() -> None:
