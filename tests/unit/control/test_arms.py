@@ -34,12 +34,12 @@ TARGET = StepCost(per_batched_token_s=2e-5, per_batched_token_above_knee_s=1e-4,
 PASS, CALL = StepCost(per_batched_token_s=1e-6, constant_s=6e-4), StepCost(constant_s=1e-4)
 
 
-def world(head: float = 0.75, new: float = 0.75, lookup: float = 0.8) -> World:
+def world(head: float = 0.75, new: float = 0.75, lookup: float = 0.8, *, new_pass_s: float = 6e-4) -> World:
     """A world by acceptance of each drafter. A lookup finds something for a third of the requests."""
     chances = np.array([head, new, lookup])
     target_s, pass_s = linear(0.01, 2e-5, knee=96, above=1e-4), linear(6e-4, 1e-6)
     return World(
-        target_s, {HEAD: pass_s, NEW: pass_s, LOOKUP: linear(1e-4, 0.0)},
+        target_s, {HEAD: pass_s, NEW: linear(new_pass_s, 1e-6), LOOKUP: linear(1e-4, 0.0)},
         lambda drafter, _number, _depth: chances[drafter],
         hit=lambda drafter, number: np.where((drafter == LOOKUP) & (number % 3 > 0), 0.0, 1.0),
     )  # fmt: skip
@@ -52,9 +52,11 @@ def canaried(
     percent: int = 50,
     mode: Mode = Mode.CLOSED_LOOP,
     scores_placeholders: bool = False,
+    new_pass: StepCost = PASS,
 ) -> tuple[Controller, ArmCounter]:
+    """new_pass: the profile's cost of a pass of the drafter `new`."""
     hot = HotSettings(mode=mode, max_draft_tokens=4, arms=(frozenset(pools[0]), frozenset(pools[1])))
-    costs = {"head": DrafterCost(PASS), "new": DrafterCost(PASS), "lookup": DrafterCost(CALL, autoregressive=False)}
+    costs = {"head": DrafterCost(PASS), "new": DrafterCost(new_pass), "lookup": DrafterCost(CALL, autoregressive=False)}
     loop = controller(
         POOL, profile(TARGET, costs), length=4, seed=seed, hot=hot, scores_placeholders=scores_placeholders
     )
@@ -150,6 +152,16 @@ def test_two_equal_pools_differ_by_less_than_a_percent() -> None:
 def test_candidate_of_half_the_acceptance_loses_clearly(load: int) -> None:
     _, arms, _ = served(load, {1: 3000, 8: 800, 64: 300}[load], world(new=0.375, lookup=0.4))
     assert gain(arms) < -0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
+def test_draft_larger_than_its_target_loses_clearly(mode: Mode) -> None:
+    """A pass of it takes twice the target's time, and it is nearly always right."""
+    slow = world(new=0.98, new_pass_s=0.02)
+    cost = StepCost(per_batched_token_s=1e-6, constant_s=0.02)
+    _, arms, _ = served(8, 600, slow, mode=mode, new_pass=cost)
+    assert gain(arms) < -0.08
 
 
 @pytest.mark.slow
