@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 import pytest
-from outrider_operator.kinds import DEPLOYMENT
 
+from tests.operator.canaries import (
+    BAD,
+    BUSY,
+    COMMON,
+    GOOD,
+    canary_pods,
+    rollout_of,
+    wait_over,
+    wait_phase,
+)
 from tests.operator.client import Service, uids, wait_for
 from tests.operator.conftest import Make
-from tests.operator.manifests import LOOKUP
-from tests.operator.process import OperatorProcess
+from tests.operator.manifests import LOOKUP, on_gpu
 
 pytestmark = pytest.mark.cluster
 
-
-def head(name: str) -> dict[str, Any]:
-    """A drafter of a model of its own."""
-    model = {"name": f"tests/{name}", "source": {"hostPath": {"path": "/srv"}}}
-    return {"name": name, "method": "Eagle", "eagle": {"model": model}}
-
-
-GOOD, BAD = head("good"), head("bad")
-CANARY: dict[str, Any] = {
-    "strategy": "DraftCanary", "maxSurge": 1, "drainTimeout": "1s", "progressDeadline": "300s",
-    "canary": {"minRequests": 20},
-}  # fmt: skip
+H200, L4 = "NVIDIA-H200", "NVIDIA-L4"
+EACH_PRODUCT = {
+    "maxSkew": 1,
+    "topologyKey": "nvidia.com/gpu.product",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"outrider.dev/service": "products"}},
+    "matchLabelKeys": ["pod-template-hash"],
+}
 
 
 @pytest.fixture(scope="module")
 def services(make: Make) -> dict[str, Service]:
     """Started together."""
-    busy: dict[str, Any] = {"worse": "bad", "tokens_per_s": 100}
-    common: dict[str, Any] = {"profiling": {"mode": "Skip"}, "rollout": CANARY}
+    spread = {"podTemplate": {"topologySpreadConstraints": [EACH_PRODUCT]}}
     return {
-        "bad": make("bad", replicas=2, standin=busy, **common),
-        "good": make("good", replicas=2, standin=busy, **common),
-        "slow": make("slow", replicas=1, standin=busy | {"canary_requests_per_s": 0.5}, **common),
+        "bad": make("bad", replicas=2, standin=BUSY, **COMMON),
+        "good": make("good", replicas=2, standin=BUSY, **COMMON),
+        "raises": make("raises", replicas=1, standin=BUSY | {"canary_failures": 2}, **COMMON),
+        "products": make("products", replicas=2, standin=BUSY, **on_gpu([H200, L4]), **spread, **COMMON),
     }
-
-
-@pytest.fixture
-def operator_restarted(operator_process: OperatorProcess) -> Generator[OperatorProcess]:
-    """A test that kills the operator leaves it running."""
-    yield operator_process
-    if not operator_process.running():
-        operator_process.start()
 
 
 def test_a_bad_draft_is_taken_back_and_the_old_pods_are_never_touched(services: dict[str, Service]) -> None:
@@ -56,7 +51,7 @@ def test_a_bad_draft_is_taken_back_and_the_old_pods_are_never_touched(services: 
     service.patch({"draftPool": [LOOKUP, BAD]})
     wait_for("a canary pod", lambda: len(canary_pods(service)) == 1)
     progressing = service.wait("Progressing", "False", "CanaryFailed")
-    rollout = service.read()["status"]["rollout"]
+    rollout = rollout_of(service)
     assert (rollout["phase"], rollout["cause"], rollout["stable"]) == ("Failed", "Worse", revision)
     assert rollout["summary"].startswith("Failed ")
     assert "Gain -30.0% [" in progressing["message"]
@@ -74,38 +69,41 @@ def test_a_good_draft_is_promoted(services: dict[str, Service]) -> None:
     service.patch({"draftPool": [LOOKUP, GOOD]})
     service.wait("Progressing", "False", "Complete")
     service.wait_updated()
-    rollout = service.read()["status"]["rollout"]
+    rollout = rollout_of(service)
     assert (rollout["phase"], rollout["stable"], rollout["candidate"]) == ("Successful", revision, service.revision)
     assert service.revision != revision
-    wait_for("the canary to go", lambda: not canary_pods(service) and not has_canary(service))
+    wait_over(service)
 
 
-def test_an_operator_that_is_killed_goes_on(services: dict[str, Service], operator_restarted: OperatorProcess) -> None:
-    """It is killed while the canary waits for requests; the pod and its attempt stay the same."""
-    service = services["slow"]
+def test_each_product_in_use_is_measured(services: dict[str, Service]) -> None:
+    """A pod on each, whatever the scheduler prefers; the promotion needs both."""
+    service = services["products"]
     service.wait_updated()
     service.patch({"draftPool": [LOOKUP, GOOD]})
-    service.wait("Progressing", "True", "CanaryMeasuring")
-    before, started = uids(canary_pods(service)), rollout_of(service)["startedAt"]
-    operator_restarted.kill()
-    operator_restarted.start()
-    service.annotate(abort="nonsense")
-    wait_for("the operator to be back", lambda: rollout_of(service).get("ignored"))
-    assert uids(canary_pods(service)) == before
-    service.annotate(promote=rollout_of(service)["candidate"])
+    pods = wait_for("two canary pods with nodes", lambda: _on_nodes(service, 2))
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
     service.wait_updated()
-    rollout = service.read()["status"]["rollout"]
-    assert (rollout["phase"], rollout["startedAt"]) == ("Successful", started)
+    rollout = rollout_of(service)
+    assert rollout["phase"] == "Successful"
+    measured = {entry["product"]: entry["requests"] >= 20 for entry in rollout["products"]}
+    assert measured == {H200: True, L4: True}
 
 
-def rollout_of(service: Service) -> dict[str, Any]:
-    rollout: dict[str, Any] = service.read()["status"].get("rollout", {})
-    return rollout
+@pytest.mark.parametrize(("name", "cause"), [("raises", "DrafterFailed")])
+def test_draft_that_fails_after_it_has_loaded_is_taken_back(
+    services: dict[str, Service], name: str, cause: str
+) -> None:
+    """It raises, and is suspended twice. Other pods are not touched."""
+    service = services[name]
+    service.wait_updated()
+    before, revision = uids(service.ready_pods()), service.revision
+    service.patch({"draftPool": [LOOKUP, GOOD]})
+    wait_phase(service, "Failed", cause)
+    wait_for("the canary pod to go", lambda: not canary_pods(service))
+    assert (service.revision, uids(service.ready_pods())) == (revision, before)
 
 
-def canary_pods(service: Service) -> list[dict[str, Any]]:
-    return [pod for pod in service.pods() if pod["metadata"]["labels"].get("outrider.dev/track") == "canary"]
-
-
-def has_canary(service: Service) -> bool:
-    return service.client.get(DEPLOYMENT, service.namespace, f"{service.name}-canary") is not None
+def _on_nodes(service: Service, number: int) -> list[dict[str, Any]]:
+    """The canary's pods, once so many have a node."""
+    pods = [pod for pod in canary_pods(service) if pod["spec"].get("nodeName")]
+    return pods if len(pods) == number else []
