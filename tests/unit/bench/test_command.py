@@ -12,10 +12,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-def commanded(*given: str) -> list[str]:
+def commanded(*arguments: str) -> list[str]:
     """The last command that `make` would run."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
-    command = ["make", "-n", "bench", *given]
+    command = ["make", "-n", "bench", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1].split()[1:]
 
@@ -30,7 +30,7 @@ def commanded(*given: str) -> list[str]:
     ],
     ids=["the bars", "what fits", "real cores", "another one"],
 )
-def test_make_bench_runs_what_is_asked_for(given: list[str], passed: list[str]) -> None:
+def test_make_bench_runs_the_chosen_benchmark(arguments: list[str], passed: list[str]) -> None:
     """Bug: `make bench ONLY=NAME` ran everything."""
-    assert commanded(*given) == ["-m", *passed]
+    assert commanded(*arguments) == ["-m", *passed]
     assert importlib.util.find_spec(passed[0]) is not None

@@ -31,8 +31,8 @@ def test_parts_of_a_recording_join_to_the_whole():
 def test_every_prompt_is_in_one_part_and_a_third_is_sampled():
     prompts = {group: [f"{group} {number}" for number in range(48)] for group in ("chat", "reading")}
     made = list(parts(prompts))
-    assert sorted(one for part in made for one in part.prompts) == sorted(
-        one for every in prompts.values() for one in every
+    assert sorted(prompt for part in made for prompt in part.prompts) == sorted(
+        prompt for every in prompts.values() for prompt in every
     )
     sampled = sum(len(part.prompts) for part in made if part.temperature == SAMPLED)
     assert sampled == 2 * 48 // ONE_IN

@@ -26,15 +26,15 @@ def test_a_bar_is_judged_where_one_seed_in_twenty_is_worse():
 
 
 def test_the_best_static_setting_is_chosen_on_means():
-    """Picked anew for each seed it would gain from noise."""
+    """If it were chosen again for each seed, it would gain from noise."""
     figures = {"steady": [10.0, 10.0, 10.0], "lucky once": [12.0, 8.0, 8.0]}
     assert bars.best_on_means(figures) == "steady"
 
 
 @given(st.floats(0.5, 2.0), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
 def test_the_share_of_the_gap_is_none_at_the_single_and_all_at_the_oracle(single, gap, share):
-    ours, one, best = (np.array([value]) for value in (single + share * gap, single, single + gap))
-    assert bars.closed_gap(ours, one, best) == pytest.approx(share, abs=1e-9)
+    ours, single_drafter, best = (np.array([value]) for value in (single + share * gap, single, single + gap))
+    assert bars.closed_gap(ours, single_drafter, best) == pytest.approx(share, abs=1e-9)
 
 
 def judged(ours, adaptive, best="eagle, k = 3") -> static_load.Judged:
@@ -43,15 +43,15 @@ def judged(ours, adaptive, best="eagle, k = 3") -> static_load.Judged:
 
 
 def test_a_point_below_the_best_static_setting_is_missed_even_where_the_mean_holds():
-    found = static_load.bars([judged([0.9, 0.9], [0.5, 0.5]), judged([1.5, 1.5], [0.5, 0.5])])
-    verdicts = {(bar.name, bar.holds) for bar in found}
+    verdict_bars = static_load.bars([judged([0.9, 0.9], [0.5, 0.5]), judged([1.5, 1.5], [0.5, 0.5])])
+    verdicts = {(bar.name, bar.holds) for bar in verdict_bars}
     assert ("1 static load", False) in verdicts
     assert ("1 static load, geometric mean", True) in verdicts
 
 
 def test_where_no_draft_pays_adaptive_verification_is_to_be_beaten_by_a_twentieth():
-    found = static_load.bars([judged([1.03, 1.03], [1.0, 1.0], best="plain")])
-    verdict = next(bar for bar in found if bar.name == "6 adaptive verification")
+    verdict_bars = static_load.bars([judged([1.03, 1.03], [1.0, 1.0], best="plain")])
+    verdict = next(bar for bar in verdict_bars if bar.name == "6 adaptive verification")
     assert not verdict.holds
     assert verdict.least == pytest.approx(1.05)
 
@@ -66,8 +66,8 @@ def test_a_wrong_profile_is_wrong_by_what_the_bar_says():
     assert wrong.knee_tokens == 100.0
 
 
-class Told:
-    """A policy that never speculates, and keeps what it was told."""
+class RecordingPolicy:
+    """A policy that never speculates, and keeps the outcomes that it observed."""
 
     def __init__(self, drafters):
         self.policy, self.outcomes = Fixed(drafters), []
@@ -81,11 +81,11 @@ class Told:
 
 def test_unreported_time_is_missing_from_the_passes_and_not_from_the_clock():
     case = Case("llama-3.1-8b-h200", 0.5)
-    told = Told(pool(case))
-    policy = wrong_models.Unreported(told, np.random.default_rng(0))
+    recorder = RecordingPolicy(pool(case))
+    policy = wrong_models.Unreported(recorder, np.random.default_rng(0))
     engine = ReplayEngine(setting(case, plain()), static_load.load(static_load.Point(case, 2), 0), policy)
     engine.run(until_s=0.2)
-    shares = np.array([one.target_s / one.step_s for one in told.outcomes])
+    shares = np.array([outcome.target_s / outcome.step_s for outcome in recorder.outcomes])
     assert ((shares >= 0.85 - 1e-9) & (shares <= 0.95 + 1e-9)).all()
     assert np.ptp(shares) > 0.02
 
@@ -100,8 +100,8 @@ def result(**columns) -> Result:
 
 
 def test_a_request_that_misses_its_ttft_is_a_miss_whatever_its_tpot():
-    found = result(ttft_s=np.array([0.1, 99.0, 0.1]), tpot_s=np.full(3, 0.001), slo_class=np.array([0, 0, 1]))
-    assert slo_mix.attained(found, slo_mix.classes(step_s=0.01)) == pytest.approx(2 / 3)
+    replayed = result(ttft_s=np.array([0.1, 99.0, 0.1]), tpot_s=np.full(3, 0.001), slo_class=np.array([0, 0, 1]))
+    assert slo_mix.attained(replayed, slo_mix.classes(step_s=0.01)) == pytest.approx(2 / 3)
 
 
 def shift(*of: phases.Phase) -> phases.Shift:
@@ -110,31 +110,31 @@ def shift(*of: phases.Phase) -> phases.Shift:
 
 def test_a_shift_keeps_its_prompts_in_their_phase():
     """Each phase's requests come in it, and ask what its group asks."""
-    one = shift(phases.Phase(5.0, 8.0, "chat"), phases.Phase(5.0, 8.0, "reading"))
-    load = phases.load(one, seed=3)
+    two_phases = shift(phases.Phase(5.0, 8.0, "chat"), phases.Phase(5.0, 8.0, "reading"))
+    load = phases.load(two_phases, seed=3)
     real = recording(None)
     groups = real.group[load.answer]
     early = load.at_s < 5.0
     assert (groups[early] == real.groups.index("chat")).all()
     assert (groups[~early] == real.groups.index("reading")).all()
-    assert len(phases.load(one, 3)) == len(load)
+    assert len(phases.load(two_phases, 3)) == len(load)
 
 
 def test_an_overloaded_phase_is_judged_by_what_it_yields_and_any_other_by_how_long_requests_take():
-    one = shift(phases.Phase(10.0, 1.0), phases.Phase(10.0, 9.0, overloaded=True))
+    two_phases = shift(phases.Phase(10.0, 1.0), phases.Phase(10.0, 9.0, overloaded=True))
     columns = np.full(3, 60), np.array([7, 7, 50]), np.full(3, -1), np.zeros(3, np.int64)
     load = Workload(np.array([1.0, 2.0, 15.0]), *columns)
-    found = result(arrived_s=load.at_s, done_s=np.array([2.0, 5.0, 35.0]))
-    assert phases.speeds(one, load, found) == pytest.approx([1 / 2.0, 50 / 25.0])
+    replayed = result(arrived_s=load.at_s, done_s=np.array([2.0, 5.0, 35.0]))
+    assert phases.speeds(two_phases, load, replayed) == pytest.approx([1 / 2.0, 50 / 25.0])
 
 
 def test_the_arrivals_of_the_trace_keep_their_order_and_fill_their_windows():
-    one = plan.trace("llama-3.1-8b-a100", 0.7)
-    at_s = np.array(one.arrivals_s)
+    traced = plan.trace("llama-3.1-8b-a100", 0.7)
+    at_s = np.array(traced.arrivals_s)
     assert (np.diff(at_s) >= 0).all()
-    assert at_s[-1] <= one.ends_s()[-1]
-    counts = np.histogram(at_s, bins=[0.0, *one.ends_s()])[0]
-    expected = [phase.rate_per_s * phase.seconds for phase in one.phases]
+    assert at_s[-1] <= traced.ends_s()[-1]
+    counts = np.histogram(at_s, bins=[0.0, *traced.ends_s()])[0]
+    expected = [phase.rate_per_s * phase.seconds for phase in traced.phases]
     assert counts == pytest.approx(expected, abs=2)
 
 

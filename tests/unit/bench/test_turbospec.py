@@ -13,7 +13,7 @@ from bench.papers import turbospec
 TABLE = turbospec.TABLES[0]
 CLIENTS = 96
 ROUNDS, ROUNDS_UNTIL_IT_IS_OFF = 8, 16
-"""Of requests. The profile says that a token pays: only the third probe tells that it does not."""
+"""Rounds of requests. The profile says that a token pays; only the third probe shows that it does not."""
 
 
 def load_of(clients: int, rounds: int) -> Workload:
@@ -24,23 +24,23 @@ def load_of(clients: int, rounds: int) -> Workload:
 def by_plain(world: World, load: Workload) -> dict[str, float]:
     """Latencies by plain decoding's."""
     policies = {"plain": Fixed(turbospec.POOL), "k = 3": Fixed(turbospec.POOL, 0, 3), "loop": turbospec.ours(world)}
-    found = {name: turbospec.latency_s(TABLE, load, policy, world) for name, policy in policies.items()}
-    return {name: seconds / found["plain"] for name, seconds in found.items()}
+    latencies_s = {name: turbospec.latency_s(TABLE, load, policy, world) for name, policy in policies.items()}
+    return {name: seconds / latencies_s["plain"] for name, seconds in latencies_s.items()}
 
 
 def test_at_low_load_speculation_is_on_and_pays():
     """Table 4 at 1 request a second: 0.52 of plain decoding's latency at k = 3, 0.51 with TurboSpec."""
-    found = by_plain(turbospec.expanded(turbospec.world_of(TABLE)), load_of(2, ROUNDS))
-    assert found["k = 3"] < 0.75
-    assert found["loop"] < 0.8
+    ratios = by_plain(turbospec.expanded(turbospec.world_of(TABLE)), load_of(2, ROUNDS))
+    assert ratios["k = 3"] < 0.75
+    assert ratios["loop"] < 0.8
 
 
 def test_where_a_fixed_length_loses_speculation_is_off():
     """Table 4 at 16 a second, with batch expansion: 1.09 at k = 3, 0.99 with TurboSpec."""
     world, load = turbospec.expanded(turbospec.world_of(TABLE)), load_of(CLIENTS, ROUNDS_UNTIL_IT_IS_OFF)
-    found = by_plain(world, load)
-    assert found["k = 3"] > 1.2
-    assert found["loop"] < 1.05
+    ratios = by_plain(world, load)
+    assert ratios["k = 3"] > 1.2
+    assert ratios["loop"] < 1.05
     log = turbospec.ran(TABLE, load, turbospec.ours(world), world).log
     verified = np.array(log.verified)[np.array(log.requests) == CLIENTS]
     assert (verified[len(verified) // 2 :] == 0).mean() > 0.85
@@ -48,6 +48,6 @@ def test_where_a_fixed_length_loses_speculation_is_off():
 
 def test_verified_tokens_cost_their_context_again_with_batch_expansion():
     world = turbospec.world_of(TABLE)
-    one = Pass(40, 10, 500, 40)
-    assert turbospec.expanded(world).target_s(one) > 1.1 * world.target_s(one)
+    verifying_pass = Pass(40, 10, 500, 40)
+    assert turbospec.expanded(world).target_s(verifying_pass) > 1.1 * world.target_s(verifying_pass)
     assert turbospec.expanded(world).target_s(Pass(10, 10, 500, 10)) == world.target_s(Pass(10, 10, 500, 10))

@@ -19,9 +19,13 @@ def control_loop(pool: Sequence[DrafterSpec], *, max_requests: int = 4, **settin
     return ControlLoop(boot_config(pool), hot_config(), pool, max_requests=max_requests, **settings)
 
 
-def stepper(loop: ControlLoop, *, told: bool = True, now: float = 0.0, block_ids: Any = None) -> Stepper:
-    """told: the engine tells how drafting went."""
+def stepper(loop: ControlLoop, *, reports_drafting: bool = True, now_s: float = 0.0, block_ids: Any = None) -> Stepper:
+    """reports_drafting: whether the engine reports on drafting."""
     ids: BlockIds = block_ids or (lambda _name, _first, _last: [])
     return Stepper(
-        loop, block_size=BLOCK, block_ids=lambda _drafter, *blocks: ids(*blocks), reports_drafting=told, now_s=now
+        loop,
+        block_size=BLOCK,
+        block_ids=lambda _drafter, *blocks: ids(*blocks),
+        reports_drafting=reports_drafting,
+        now_s=now_s,
     )

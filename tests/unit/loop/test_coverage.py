@@ -72,7 +72,7 @@ def test_a_request_that_the_draft_saw_from_its_start_is_ready() -> None:
     assert is_ready(books, "a", 7)
 
 
-def test_a_skipped_step_leaves_a_hole_that_grows() -> None:
+def test_skipped_step_leaves_a_gap_that_grows() -> None:
     books = coverage(a=[0, 1, 2])
     books.ran("a", 0, 6, neural=True)
     books.ran("a", 6, 1, neural=False)
@@ -80,7 +80,7 @@ def test_a_skipped_step_leaves_a_hole_that_grows() -> None:
     assert books.seen("a", 8) == 6, "what the draft wrote behind the gap is junk"
 
 
-def test_a_hole_that_is_closed_in_chunks_makes_the_request_ready() -> None:
+def test_gap_filled_in_chunks_makes_the_request_ready() -> None:
     books = coverage(a=[0, 1, 2, 3])
     books.ran("a", 0, 10, neural=False)
     books.caught_up("a", 0, 6, context=10)
@@ -107,7 +107,7 @@ def test_a_chunk_that_ends_within_a_block_does_not_make_it_valid() -> None:
     assert books.seen("b", 12) == BLOCK
 
 
-def test_a_hole_in_shared_blocks_is_closed_once_for_all() -> None:
+def test_gap_in_shared_blocks_is_filled_once_for_all() -> None:
     """Requests that share a system prompt: what one catches up on, the others need not."""
     books = coverage(a=[0, 1, 2], b=[0, 1, 3])
     books.ran("a", 0, 9, neural=False)
@@ -116,7 +116,7 @@ def test_a_hole_in_shared_blocks_is_closed_once_for_all() -> None:
     assert books.seen("b", 10) == 8
 
 
-def test_a_catch_up_that_failed_leaves_the_hole_as_it_was() -> None:
+def test_failed_catch_up_leaves_the_gap() -> None:
     books = coverage(a=[0, 1, 2], b=[0, 1, 2])
     books.ran("a", 0, 6, neural=True)
     books.ran("a", 6, 2, neural=False)
@@ -130,7 +130,7 @@ def test_a_catch_up_that_failed_leaves_the_hole_as_it_was() -> None:
     assert books.seen("a", 0) == 0
 
 
-def test_a_hole_begins_where_tokens_were_certain() -> None:
+def test_gap_begins_after_the_certain_tokens() -> None:
     """Bug: asynchronous scheduling counts proposals under verification as accepted; the gap would be taken to begin
     after tokens that were then rejected, and a catch-up would leave the first of it open."""
     books = coverage(a=[0, 1, 2, 3])
@@ -140,7 +140,7 @@ def test_a_hole_begins_where_tokens_were_certain() -> None:
     assert books.seen("a", 7) == 6
 
 
-def test_rejected_proposals_are_no_hole() -> None:
+def test_rejected_proposals_leave_no_gap() -> None:
     """The step covered four tokens, two were rejected: the next one starts two earlier and writes them again."""
     books = coverage(a=[0, 1, 2])
     books.ran("a", 0, 4, neural=True)
@@ -174,14 +174,14 @@ def test_a_block_that_is_used_again_must_be_drafted_again() -> None:
     assert not is_ready(books, "c", 8)
 
 
-def test_a_block_that_was_begun_in_a_hole_stays_invalid_when_its_rest_is_drafted() -> None:
+def test_block_begun_in_a_gap_stays_invalid_when_completed() -> None:
     books = coverage(a=[0, 1], b=[0, 1])
     books.ran("a", 0, 2, neural=False)
     books.ran("a", 2, 6, neural=True)
     assert not is_ready(books, "b", 4)
 
 
-def test_a_preempted_request_starts_anew() -> None:
+def test_preempted_request_starts_again() -> None:
     books = coverage(a=[0, 1, 2])
     books.ran("a", 0, 5, neural=False)
     books.forget("a")
@@ -235,9 +235,9 @@ def test_a_request_is_ready_exactly_when_no_step_was_skipped(steps: list[tuple[i
     assert is_ready(books, "b", blocks * BLOCK) == all(seen[: blocks * BLOCK])
 
 
-def test_a_block_that_somebody_else_filled_is_none_that_the_draft_saw() -> None:
-    """Bug: a block kept its bit when it was given anew; a KV connector fills it without a step, so the draft proposed
-    over KV of another request."""
+def test_block_filled_by_a_kv_connector_is_not_covered() -> None:
+    """Bug: a block stayed valid when it was allocated again. A KV connector fills it without a step, so the draft
+    proposed over KV of another request."""
     books = coverage(a=[0, 1], b=[1, 2])
     books.ran("a", 0, 8, neural=True)
     books.allocated([1, 2])

@@ -1,4 +1,4 @@
-"""From the controller's plan to what the engine's drafters do."""
+"""Orders to the drafters, made from the controller's plan."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from outrider_runtime.loop.orders import Order, carry_out
 from tests.engine.engines import TARGET, block, draft_model, eagle, lookup
 from tests.unit.control import columns
 
-POOL = tuple(traits(one) for one in (lookup(), eagle(), draft_model(TARGET)))
+POOL = tuple(traits(drafter) for drafter in (lookup(), eagle(), draft_model(TARGET)))
 CHAINS = np.ones(3, np.int64)
 LOOKUP, HEAD, DRAFT = range(3)
 NO_BLOCKS = np.zeros(3, bool)
 
 
 def carried_out(
-    passes: list[int], asked: Any, *, feed: Any = None, gaps: tuple[int, ...] = (0, 0), budget: int = 8192,
+    passes: list[int], drafter_order: Any, *, feed: Any = None, gaps: tuple[int, ...] = (0, 0), budget: int = 8192,
     unsure: tuple[int, ...] = (0, 0),
 ) -> tuple[Order, Batch]:  # fmt: skip
     """Two requests of 100 tokens that decode; the draft model has not seen the last `gaps` of them."""
     caches = DraftCaches(POOL, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
-    names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
+    names, slots, ones = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     context, gap = np.full(2, 100), np.array(gaps)
     seen = context - gap
     read = ScheduledStep(names, slots, np.zeros(2, np.int64), np.zeros(2, np.int64), seen, seen)
     caches.ran(read, np.array([False, True, True]))
-    caches.ran(ScheduledStep(names, slots, seen, seen, 0 * one, gap), np.array([False, True, not gap.any()]))
-    step = ScheduledStep(names, slots, context, context - np.array(unsure), 0 * one, one)
+    caches.ran(ScheduledStep(names, slots, seen, seen, 0 * ones, gap), np.array([False, True, not gap.any()]))
+    step = ScheduledStep(names, slots, context, context - np.array(unsure), 0 * ones, ones)
     batch = columns.batch(2, 3, missing=caches.missing(step), token_budget=budget)
-    wanted = batch.missing if feed is None else np.array(feed)
-    feed_of = wanted * (np.array(passes) > 0)[:, None]
-    plan = DraftPlan(np.array(passes), CHAINS, np.array(asked), feed_of, Purpose.CHOICE)
+    planned_feed = batch.missing if feed is None else np.array(feed)
+    feed_of = planned_feed * (np.array(passes) > 0)[:, None]
+    plan = DraftPlan(np.array(passes), CHAINS, np.array(drafter_order), feed_of, Purpose.CHOICE)
     return carry_out(plan, batch, step, POOL, caches, NO_BLOCKS), batch
 
 
@@ -45,8 +45,8 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
     feed = np.array([[0, 0], [1, 1], [0, 0]])
     plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
-    caches, one = DraftCaches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
-    step = ScheduledStep(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
+    caches, ones = DraftCaches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
+    step = ScheduledStep(["a", "b"], np.arange(2), 0 * ones, 0 * ones, ones, ones)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS)
     assert order.runs.tolist() == [False, True, False]
     assert not order.plan.draft_tokens
@@ -54,7 +54,7 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS).runs.any()
 
 
-def test_a_hole_is_closed_before_the_draft_model_is_asked() -> None:
+def test_gap_is_filled_before_the_draft_model_proposes() -> None:
     """The cost that is learned is that of all tokens that it ran over."""
     order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40))
     assert [(gap.request, gap.start, gap.end) for gap in order.gaps] == [(0, 60, 100), (1, 60, 100)][: len(order.gaps)]
@@ -62,14 +62,14 @@ def test_a_hole_is_closed_before_the_draft_model_is_asked() -> None:
     assert order.plan.feed[DRAFT].sum() == 2 + sum(gap.end - gap.start for gap in order.gaps)
 
 
-def test_nobody_asks_a_draft_model_over_a_hole() -> None:
+def test_no_proposals_are_made_over_a_gap() -> None:
     """A part of the gap was closed: the rest is for later steps."""
     order, _ = carried_out([2, 0, 3], [[DRAFT, LOOKUP]], feed=[[0, 0], [0, 0], [10, 10]], gaps=(40, 40))
     assert order.plan.asked.tolist() == [[NOBODY, LOOKUP]]
     assert order.plan.passes.tolist() == [2, 0, 0]
 
 
-def test_tokens_under_verification_are_no_part_of_a_hole_that_is_closed() -> None:
+def test_tokens_under_verification_are_not_filled() -> None:
     """Asynchronous scheduling: which tokens they are is not known here."""
     order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40), unsure=(3, 3))
     assert order.gaps == ()

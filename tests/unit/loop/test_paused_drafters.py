@@ -1,4 +1,4 @@
-"""`draftPool[].paused`: a drafter that stays loaded and is not asked, from one decision to the next."""
+"""`draftPool[].paused`: a drafter that stays loaded and proposes nothing, from the next decision on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ POOL = (eagle(), draft_model(TARGET), lookup())
 
 
 def static(*paused: str) -> HotConfig:
-    """Static proposes with the first drafter that may be asked."""
+    """Static proposes with the first drafter that may run."""
     return hot_config(SpeculationMode.STATIC).model_copy(update={"paused_drafters": list(paused) or None})
 
 
-def asked(loop: ControlLoop, engine: Engine, hot: HotConfig | None = None) -> set[str]:
-    """Who is, in the next steps of two requests."""
+def proposing(loop: ControlLoop, engine: Engine, hot: HotConfig | None = None) -> set[str]:
+    """Return the drafters that propose in the next steps of two requests."""
     if hot is not None:
         loop.configure(hot)
     names, seen = list(loop.numbers), set[str]()
@@ -42,21 +42,21 @@ def reason(loop: ControlLoop, drafter: str) -> str:
     return loop.state().drafters[drafter].suspended
 
 
-def test_a_paused_drafter_is_not_asked_and_the_next_one_is() -> None:
+def test_paused_drafter_is_replaced_by_the_next_one() -> None:
     loop, engine = started([0.0])
-    assert asked(loop, engine, static()) == {"eagle"}
-    assert asked(loop, engine, static("eagle")) == {"draft"}
+    assert proposing(loop, engine, static()) == {"eagle"}
+    assert proposing(loop, engine, static("eagle")) == {"draft"}
     assert "draftPool[].paused" in reason(loop, "eagle")
-    assert asked(loop, engine, static("eagle", "draft")) == {"pld"}
-    assert asked(loop, engine, static("eagle", "draft", "pld")) == set()
-    assert asked(loop, engine, static("draft")) == {"eagle"}
+    assert proposing(loop, engine, static("eagle", "draft")) == {"pld"}
+    assert proposing(loop, engine, static("eagle", "draft", "pld")) == set()
+    assert proposing(loop, engine, static("draft")) == {"eagle"}
     assert not reason(loop, "eagle")
 
 
 def test_a_name_that_the_pool_does_not_have_changes_nothing() -> None:
     """A pod of the revision before sees the hot config of the next."""
     loop, engine = started([0.0])
-    assert asked(loop, engine, static("new")) == {"eagle"}
+    assert proposing(loop, engine, static("new")) == {"eagle"}
 
 
 def test_a_pause_outlasts_a_suspension_and_a_suspension_a_pause() -> None:
@@ -66,9 +66,9 @@ def test_a_pause_outlasts_a_suspension_and_a_suspension_a_pause() -> None:
     loop.drafter_failed("eagle", "it fell over")
     assert "it fell over" in reason(loop, "eagle")
     clock[0] = 1e6
-    assert asked(loop, engine) == {"draft"}
+    assert proposing(loop, engine) == {"draft"}
     assert "draftPool[].paused" in reason(loop, "eagle")
     loop.drafter_failed("eagle", "it fell over")
-    assert asked(loop, engine, static()) == {"draft"}, "still suspended"
+    assert proposing(loop, engine, static()) == {"draft"}, "still suspended"
     clock[0] = 2e6
-    assert asked(loop, engine) == {"eagle"}
+    assert proposing(loop, engine) == {"eagle"}

@@ -65,7 +65,7 @@ def test_clients_that_give_up_waiting_are_misses(counter: SLOCounter) -> None:
 
 
 def test_a_client_that_leaves_before_its_deadline_is_neither(counter: SLOCounter) -> None:
-    """Before the first token, between two tokens, and with a class that promises no first token."""
+    """The client disconnects before the first token, between two tokens, or in a class without a TTFT."""
     assert give_up(counter, "chat", ttft_s=0.9).finished == 0
     assert give_up(counter, "chat", ttft_s=0.9, decode_s=0.049 * 10 + 0.05, tokens=11).finished == 0
     assert give_up(counter, "batch", ttft_s=1000).finished == 0

@@ -26,7 +26,7 @@ from tests.engine.engines import boot_config, draft_model, hot_config, lookup
 from tests.unit.control import columns
 
 KEYS = ProfileKeys(product="cpu", target="7e1", drafters={"pld": "d1"})
-HERE = PodIdentity(device="EPYC", engine_version="0.32.0", commit="abc")
+POD = PodIdentity(device="EPYC", engine_version="0.32.0", commit="abc")
 PROFILE = TargetProfile(
     key="7e1", model="m", product="cpu", device="EPYC", engine_version="0.32.0", commit="abc",
     costs={ProfileExecutionMode.UNIFORM: ProfileStepCost(constant_s=0.02)}, error_percent=4.0,
@@ -54,7 +54,7 @@ class Pod:
         plan = launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
         self.plan = plan
         self.loop = self.control_loop()
-        self.reporter = Reporter(self.loop, paths, plan.hot, HERE, started_at=1.0)
+        self.reporter = Reporter(self.loop, paths, plan.hot, POD, started_at=1.0)
 
     def control_loop(self, **settings: Any) -> ControlLoop:
         plan = self.plan
@@ -154,7 +154,7 @@ def test_a_drafters_profile_of_something_else_is_refused_and_said(pod: Pod) -> N
     state = pod.tick()
     assert "d2" in state.profile.mismatch
     assert state.profile.source is ProfileSource.MOUNTED
-    loaded = load_profile(pod.profiles, KEYS, HERE)
+    loaded = load_profile(pod.profiles, KEYS, POD)
     assert loaded.latency is not None
     assert "pld" not in loaded.latency.drafters
 
@@ -165,7 +165,7 @@ def test_a_profile_of_a_release_that_measured_no_first_pass_is_used(pod: Pod) ->
     del wire["firstPass"]
     (pod.profiles / "target.json").write_text(PROFILE.model_dump_json(by_alias=True))
     (pod.profiles / "d1.json").write_text(json.dumps(wire))
-    loaded = load_profile(pod.profiles, KEYS, HERE)
+    loaded = load_profile(pod.profiles, KEYS, POD)
     assert loaded.latency is not None
     assert loaded.latency.drafters["pld"].first_pass == control.StepCost()
 
@@ -208,17 +208,17 @@ def test_a_failing_drafter_is_suspended_with_its_error_in_the_state(pod: Pod) ->
 
 def test_a_suspended_drafter_comes_back_and_waits_longer_each_time(pod: Pod) -> None:
     """Promise: switched off for a while. A step that was under way does not count as another failure."""
-    now = [100.0]
-    loop = pod.control_loop(clock=lambda: now[0])
+    clock_s = [100.0]
+    loop = pod.control_loop(clock=lambda: clock_s[0])
     idle = columns.batch(1)
     for pause_s in (FIRST_SUSPENSION_S, 2 * FIRST_SUSPENSION_S, 4 * FIRST_SUSPENSION_S):
         loop.drafter_failed("pld", "it raised")
         loop.drafter_failed("pld", "it raised in a step that was under way")
         assert f"{pause_s:.0f} s: it raised" in loop.state().drafters["pld"].suspended
-        now[0] += pause_s - 1
+        clock_s[0] += pause_s - 1
         loop.plan_draft(idle)
         assert loop.state().drafters["pld"].suspended
-        now[0] += 2
+        clock_s[0] += 2
         loop.plan_draft(idle)
         assert loop.state().drafters["pld"].suspended == ""
 

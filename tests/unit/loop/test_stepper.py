@@ -1,5 +1,7 @@
-"""The loop at every step, with the real controller and an engine of a page: whatever comes and goes, nobody is counted
-for somebody else, and no order asks for more than an engine can do."""
+"""The loop at every step, with the real controller and a small engine.
+
+No request is ever counted for another one, and no order exceeds the engine's limits.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ class Engine:
     waiting: deque[Request] = field(default_factory=deque)
     flights: deque[Flight] = field(default_factory=deque)
     delivered: int = 0
-    now: float = 0.0
+    now_s: float = 0.0
     serial: Any = field(default_factory=itertools.count)
 
     def add(self, prompt: int, most: int) -> None:
@@ -72,8 +74,8 @@ class Engine:
         self.waiting.append(request)
 
     def step(self) -> None:
-        self.now += STEP_S
-        proposed = np.array([one.proposals for one in self.running], np.int64)
+        self.now_s += STEP_S
+        proposed = np.array([request.proposals for request in self.running], np.int64)
         plan = self.steps.verify(self._view(self.running), proposed, self._room())
         assert (plan.lengths <= proposed).all()
         for request, length in zip(self.running, plan.lengths.tolist(), strict=True):
@@ -93,7 +95,7 @@ class Engine:
                 left -= tokens
         if not rows:
             return
-        view = self._view([one for one, _, _ in rows])
+        view = self._view([request for request, _, _ in rows])
         counts, proposed = (np.array([row[column] for row in rows], np.int64) for column in (1, 2))
         number, order = self.steps.draft(view, counts, proposed, self._room(), plan)
         message = draft_order(number, order)
@@ -109,7 +111,7 @@ class Engine:
 
     def land(self) -> None:
         flight = self.flights.popleft()
-        self.now += STEP_S
+        self.now_s += STEP_S
         self.steps.on_draft_reports([self._report(flight)])
         scored, sampled, out = dict[str, int](), dict[str, int](), list[Delivery]()
         for request, _, verified in flight.rows:
@@ -125,9 +127,9 @@ class Engine:
             out.append(Delivery(request.name, tokens, End.COMPLETE if ends else None))
             if ends:
                 self._remove(request)
-        self.delivered += self.steps.requests.deliver(out, self.now)
+        self.delivered += self.steps.requests.deliver(out, self.now_s)
         self.steps.on_output(
-            flight.number, output_at=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out),
+            flight.number, output_at=self.now_s, target_s=STEP_S / 2, tokens=sum(request.tokens for request in out),
             verdicts=ChainCounts(sampled, scored),
         )  # fmt: skip
 
@@ -135,14 +137,14 @@ class Engine:
         order = flight.order
         seconds = np.where(order.passes >= 0, 1e-4, math.nan)
         lengths = np.where(order.chosen == NOBODY, 0, order.passes[order.chosen])
-        found = self.rng.integers(0, lengths + 1).astype(np.int8)
-        proposer = np.where(found > 0, order.chosen, NOBODY).astype(np.int8)
-        return DraftReport(flight.number, seconds, found, proposer, {gap.drafter: 1e-4 for gap in order.gaps})
+        proposed = self.rng.integers(0, lengths + 1).astype(np.int8)
+        proposer = np.where(proposed > 0, order.chosen, NOBODY).astype(np.int8)
+        return DraftReport(flight.number, seconds, proposed, proposer, {gap.drafter: 1e-4 for gap in order.gaps})
 
     def abort(self, which: int) -> None:
         request = self.running[which % len(self.running)]
         self._remove(request)
-        self.steps.requests.aborted(request.name, self.now, has_stop_strings=False)
+        self.steps.requests.aborted(request.name, self.now_s, has_stop_strings=False)
 
     def preempt(self, which: int) -> None:
         request = self.running[which % len(self.running)]
@@ -156,13 +158,13 @@ class Engine:
 
     def _view(self, requests: list[Request]) -> View:
         columns = [
-            [one.context for one in requests], [one.prompt + one.emitted for one in requests],
-            [one.todo for one in requests], [one.emitted for one in requests],
+            [request.context for request in requests], [request.prompt + request.emitted for request in requests],
+            [request.todo for request in requests], [request.emitted for request in requests],
         ]  # fmt: skip
-        return View([one.name for one in requests], *(np.array(column, np.int64) for column in columns))
+        return View([request.name for request in requests], *(np.array(column, np.int64) for column in columns))
 
     def _room(self) -> Room:
-        return Room(self.now, BUDGET, 10**6)
+        return Room(self.now_s, BUDGET, 10**6)
 
 
 def blocks(name: str, first: int, last: int) -> list[int]:
@@ -177,7 +179,7 @@ events = st.tuples(st.sampled_from([ADD, ADD, STEP, STEP, STEP, STEP, ABORT, PRE
 @settings(max_examples=25, deadline=None)
 @given(
     events=st.lists(events, max_size=40), ahead=st.integers(0, 1), k=st.sampled_from([None, 0, 2]),
-    drafter=st.sampled_from([one.name for one in POOL]), seed=st.integers(0, 5),
+    drafter=st.sampled_from([finished.name for finished in POOL]), seed=st.integers(0, 5),
 )  # fmt: skip
 def test_books_balance_whatever_comes_and_goes(
     events: list[tuple[int, int]], ahead: int, k: int | None, drafter: str, seed: int
@@ -203,10 +205,10 @@ def test_books_balance_whatever_comes_and_goes(
     while engine.flights:
         engine.land()
     state = loop.state()
-    assert not any(one.suspended for one in state.drafters.values()), "the controller never raised"
+    assert not any(finished.suspended for finished in state.drafters.values()), "the controller never raised"
     assert state.tally.steps == len(seen)
-    assert state.tally.output_tokens == engine.delivered == sum(one.outcome.tokens for one in seen)
-    for outcome in (one.outcome for one in seen):
+    assert state.tally.output_tokens == engine.delivered == sum(finished.outcome.tokens for finished in seen)
+    for outcome in (finished.outcome for finished in seen):
         assert (outcome.accepted <= outcome.verified).all()
         assert len(set(outcome.batch.slot.tolist())) == len(outcome.batch)
         prompts = outcome.batch.prompt_left > 0
@@ -222,42 +224,42 @@ def test_a_steps_time_is_its_own() -> None:
     loop = control_loop((), max_requests=2)
     seen: list[FinishedStep] = []
     loop.listeners.append(seen.append)
-    steps = stepper(loop, told=False)
+    steps = stepper(loop, reports_drafting=False)
     steps.requests.arrived("a", 0.0, None, prompt=4, limit=20)
-    one = np.ones(1, np.int64)
-    for now, output_at in ((10.0, 10.03), (10.02, 10.05)):
-        view = View(["a"], 4 * one, 5 * one, one, one)
-        number, _ = steps.draft(view, one, 0 * one, Room(now, 64, 64), steps.nothing_to_verify(1))
+    ones = np.ones(1, np.int64)
+    for scheduled_at, output_at in ((10.0, 10.03), (10.02, 10.05)):
+        view = View(["a"], 4 * ones, 5 * ones, ones, ones)
+        number, _ = steps.draft(view, ones, 0 * ones, Room(scheduled_at, 64, 64), steps.nothing_to_verify(1))
         steps.on_output(number, output_at=output_at, target_s=math.nan, tokens=1, verdicts=ChainCounts({}, {}))
-    assert [told.outcome.step_s for told in seen] == pytest.approx([0.03, 0.02])
+    assert [finished.outcome.step_s for finished in seen] == pytest.approx([0.03, 0.02])
 
 
 def test_room_in_blocks_that_requests_hold_is_free() -> None:
-    """Where memory is full of requests, proposals fit into the rest of their last blocks."""
+    """If requests fill the memory, proposals fit into the rest of their last blocks."""
     assert room_in_blocks(np.array([5, 8]), 4) == 3
 
 
-def test_a_profiler_verifies_places_that_nobody_proposed_anything_for() -> None:
+def test_profiler_verifies_placeholders_without_proposals() -> None:
     """Bug: a lookup that finds nothing in random prompts left every measured step a plain one."""
     loop = control_loop((lookup(),), max_requests=2)
-    steps, one = stepper(loop), np.ones(2, np.int64)
-    view = View(["a", "b"], 4 * one, 5 * one, one, one)
+    steps, ones = stepper(loop), np.ones(2, np.int64)
+    view = View(["a", "b"], 4 * ones, 5 * ones, ones, ones)
     places = np.array([3, 0])
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [0, 0]
     loop.profiled_placeholders = 3
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [3, 0]
 
 
-def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[FinishedStep], int]:
+def failed_last_step(*, reports_drafting: bool) -> tuple[Stepper, Any, list[FinishedStep], int]:
     loop = control_loop((eagle(),), max_requests=2)
     loop.pin(2, "eagle")
     seen: list[FinishedStep] = []
     loop.listeners.append(seen.append)
-    steps = stepper(loop, told=told)
+    steps = stepper(loop, reports_drafting=reports_drafting)
     steps.requests.arrived("a", 0.0, None, prompt=4, limit=40)
-    one = np.ones(1, np.int64)
+    ones = np.ones(1, np.int64)
     number, _ = steps.draft(
-        View(["a"], 4 * one, 5 * one, one, one), one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(1)
+        View(["a"], 4 * ones, 5 * ones, ones, ones), ones, 0 * ones, Room(1.0, 64, 64), steps.nothing_to_verify(1)
     )  # fmt: skip
     steps.on_output(number, output_at=1.1, target_s=0.05, tokens=1, verdicts=ChainCounts({}, {}))
     return steps, loop, seen, number
@@ -265,15 +267,15 @@ def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[FinishedStep], i
 
 def test_an_engine_whose_requests_have_left_runs_none() -> None:
     """Bug: `outrider_requests_running` stayed at what the last step had."""
-    steps, loop, _, _ = failed_last_step(told=True)
+    steps, loop, _, _ = failed_last_step(reports_drafting=True)
     assert choice(loop, loop.state()).running == 1
     steps.leaves("a")
     assert choice(loop, loop.state()).running == 0
 
 
 def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_next() -> None:
-    """The step counts once, at once; its failure is told when the worker tells of it."""
-    steps, loop, seen, number = failed_last_step(told=True)
+    """The step counts once, at once; its failure counts when the worker reports it."""
+    steps, loop, seen, number = failed_last_step(reports_drafting=True)
     assert len(seen) == 1
     nothing = np.zeros(1, np.int8)
     steps.on_draft_reports(
@@ -285,20 +287,20 @@ def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_nex
 
 
 def test_a_pod_whose_worker_tells_nothing_learns_from_its_steps_and_waits_for_no_news() -> None:
-    steps, _, seen, _ = failed_last_step(told=False)
+    steps, _, seen, _ = failed_last_step(reports_drafting=False)
     assert len(seen) == 1
     assert not steps._awaiting_report
 
 
 def test_confidence_that_is_reported_in_time_is_used_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where scheduling is synchronous: the worker's report comes before the next decision."""
+    """The worker's report comes before the next decision in synchronous scheduling."""
     loop = control_loop((lookup(), eagle()), max_requests=3)
     loop.pin(2, "pld")
-    steps, one = stepper(loop), np.ones(3, np.int64)
-    view = View(["a", "b", "c"], 4 * one, 5 * one, one, one)
+    steps, ones = stepper(loop), np.ones(3, np.int64)
+    view = View(["a", "b", "c"], 4 * ones, 5 * ones, ones, ones)
     for name in view.names:
         steps.requests.arrived(name, 0.0, None, prompt=4, limit=40)
-    number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(3))
+    number, _ = steps.draft(view, ones, 0 * ones, Room(1.0, 64, 64), steps.nothing_to_verify(3))
     steps.on_draft_reports(
         [
             DraftReport(

@@ -1,4 +1,4 @@
-"""From what an engine reports to what the controller learns of a step."""
+"""Outcomes of steps, made from an engine's reports."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ def step(*tokens: int, prompt: tuple[int, ...] = ()) -> ScheduledStep:
     )  # fmt: skip
 
 
-def plan(passes: list[int], asked: list[int]) -> DraftPlan:
-    feed = np.zeros((len(passes), len(asked)), np.int64)
-    return DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array([asked]), feed, Purpose.CHOICE)
+def plan(passes: list[int], drafter_order: list[int]) -> DraftPlan:
+    feed = np.zeros((len(passes), len(drafter_order)), np.int64)
+    return DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array([drafter_order]), feed, Purpose.CHOICE)
 
 
-def told(*, drafted: DraftReport | None = None, gaps: tuple[KVGap, ...] = (), runs: tuple[bool, bool] = (False, True)):
-    """A request that decodes with two of three proposals verified, one of them accepted, beside a prompt."""
+def finished_step(
+    *, drafted: DraftReport | None = None, gaps: tuple[KVGap, ...] = (), runs: tuple[bool, bool] = (False, True)
+):
+    """A decoding request with two of three proposals verified and one accepted, together with a prefill."""
     waits = no_proposals(4, 3)
     waits.ask(np.array([0, 1]), plan([3, 0], [0, NOBODY]), 1)
     waits.record(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NOBODY]))
@@ -51,8 +53,8 @@ def report(seconds: float, catch_up_s: dict[int, float] | None = None) -> DraftR
 
 
 def test_trials_are_the_real_proposals_that_were_scored() -> None:
-    """Places that nobody proposed anything for are scored too, and are no trials; a prompt has none."""
-    outcome: Outcome = told(drafted=report(0.001)).outcome
+    """Placeholders without a proposal are scored, too, and are no trials; a prefill has none."""
+    outcome: Outcome = finished_step(drafted=report(0.001)).outcome
     assert outcome.forest.request.tolist() == [0, 0]
     assert outcome.forest.drafter.tolist() == [0, 0]
     assert outcome.verified.tolist() == [True, True]
@@ -64,21 +66,21 @@ def test_trials_are_the_real_proposals_that_were_scored() -> None:
 
 
 def test_the_targets_pass_held_every_token_that_was_scheduled() -> None:
-    shape = told(drafted=report(0.001)).shape
+    shape = finished_step(drafted=report(0.001)).shape
     assert (shape.n_batched, shape.n_context, shape.n_requests, shape.n_prompt) == (20, 100, 2, 16)
     assert shape.n_context_query == 1.0
 
 
-def test_what_closing_holes_took_is_the_drafters_time() -> None:
-    outcome = told(drafted=report(0.001, {1: 0.004}), gaps=(KVGap(1, 0, 10, 50),)).outcome
+def test_time_of_filling_gaps_counts_for_the_drafter() -> None:
+    outcome = finished_step(drafted=report(0.001, {1: 0.004}), gaps=(KVGap(1, 0, 10, 50),)).outcome
     assert math.isnan(outcome.draft_s[0])
     assert outcome.draft_s[1] == pytest.approx(0.005)
 
 
-def test_nothing_is_learned_from_a_time_with_a_draft_in_it_that_nobody_told_of() -> None:
-    assert math.isnan(told().outcome.step_s)
-    assert math.isnan(told().outcome.target_s)
-    alone = told(runs=(False, False)).outcome
+def test_step_with_unreported_drafting_has_no_time() -> None:
+    assert math.isnan(finished_step().outcome.step_s)
+    assert math.isnan(finished_step().outcome.target_s)
+    alone = finished_step(runs=(False, False)).outcome
     assert (alone.step_s, alone.target_s) == (0.03, 0.02)
 
 
@@ -93,9 +95,9 @@ def test_nothing_is_learned_from_a_time_with_a_draft_in_it_that_nobody_told_of()
     ],
 )
 def test_a_step_belongs_to_the_graphs_that_ran_it(
-    given: ScheduledStep, largest: int | None, mode: ExecutionMode
+    scheduled: ScheduledStep, largest: int | None, mode: ExecutionMode
 ) -> None:
-    assert execution_mode(given, largest) is mode
+    assert execution_mode(scheduled, largest) is mode
 
 
 def test_proposals_are_placeholders_until_the_engine_reports() -> None:
@@ -115,7 +117,7 @@ def test_proposals_are_placeholders_until_the_engine_reports() -> None:
     assert not forest.placeholders.any()
 
 
-def test_what_came_back_counts_for_the_step_that_asked() -> None:
+def test_report_counts_for_the_step_that_ordered_it() -> None:
     """Asynchronous scheduling: the news is older than the last plan, and a slot may have been left."""
     slots = np.array([0, 1, 2])
     waits = no_proposals(4, 3)
@@ -124,8 +126,8 @@ def test_what_came_back_counts_for_the_step_that_asked() -> None:
     waits.ask(np.array([1]), plan([0, 1], [1]), 2)
     waits.clear(np.array([2]))
     confidence = np.array([[math.nan] * 3, [4.0, 3.0, math.nan], [math.nan] * 3])
-    for one in (waits, taken):
-        one.record(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), confidence)
+    for proposals in (waits, taken):
+        proposals.record(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), confidence)
     assert waits.length.tolist() == [1, 1, 0, 0]
     assert waits.drafter.tolist() == [1, 1, NOBODY, NOBODY]
     assert taken.length.tolist() == [1, 2, 3]

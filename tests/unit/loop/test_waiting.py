@@ -1,4 +1,4 @@
-"""Waiting requests of a tight class go first, and nobody waits for ever."""
+"""Waiting requests of a tight class go first, and no request starves."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def due(request: Waiting) -> float:
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 3.0]), st.sampled_from([1.0, 8.0])), max_size=30))
 def test_the_queue_is_ordered_by_deadline_and_first_come_within_a_class(arrivals):
-    """A loose request that came long before is due before a tight one that comes now: nobody starves."""
+    """A loose request that came long before is due before a tight one that comes now, so it does not starve."""
     queue: deque[Waiting] = deque()
-    now = 0.0
+    now_s = 0.0
     for gap, patience in arrivals:
-        now += gap
-        queue.append(Waiting(now, patience))
+        now_s += gap
+        queue.append(Waiting(now_s, patience))
         place_last(queue, due)
     assert len(queue) == len(arrivals)
     deadlines = [due(request) for request in queue]
@@ -46,7 +46,7 @@ def test_the_queue_is_ordered_by_deadline_and_first_come_within_a_class(arrivals
         assert of_class == sorted(of_class)
 
 
-def test_nobody_goes_before_a_preempted_request():
+def test_preempted_request_stays_in_front():
     """Its user already reads; vLLM puts it in front."""
     queue = deque([Waiting(5.0, 60.0, preempted=True), Waiting(0.0, 60.0), Waiting(5.0, 0.1)])
     place_last(queue, due)

@@ -15,12 +15,12 @@ from tests.unit.loop.pods import control_loop
 WEIGHED = Weighed(41e-6, 2100.0, (0.3, 0.12), (9e-4, 2e-5))
 
 
-def plan(passes: list[int], asked: list[list[int]], purpose: Purpose = Purpose.CHOICE) -> DraftPlan:
+def plan(passes: list[int], drafter_order: list[list[int]], purpose: Purpose = Purpose.CHOICE) -> DraftPlan:
     chains = np.ones(len(passes), np.int64)
-    return DraftPlan(np.array(passes), chains, np.array(asked), np.zeros((2, 2), np.int64), purpose)
+    return DraftPlan(np.array(passes), chains, np.array(drafter_order), np.zeros((2, 2), np.int64), purpose)
 
 
-def test_a_decision_is_told_with_what_it_weighed() -> None:
+def test_decision_is_described_with_what_it_weighed() -> None:
     said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NOBODY, NOBODY]]), WEIGHED)
     assert said == (
         "2 requests: k = 0; a verified token costs 41 us, or 0.09 tokens at 2.1 tok/ms; a request's first one brings: "
@@ -28,7 +28,7 @@ def test_a_decision_is_told_with_what_it_weighed() -> None:
     )
 
 
-def test_a_price_that_no_step_told_yet_is_not_called_nothing() -> None:
+def test_unknown_token_cost_is_not_printed_as_zero() -> None:
     """Bug: without a profile every line said that a verified token costs 0 us, or 0.00 tokens."""
     said = decision_sentence(["pld"], columns.batch(2, 2), plan([0], [[NOBODY]]), Weighed(0.0, 300.0, (0.3,), (2e-5,)))
     assert said.startswith(
@@ -37,11 +37,13 @@ def test_a_price_that_no_step_told_yet_is_not_called_nothing() -> None:
 
 
 def test_one_request_is_one_request() -> None:
-    nobody = DraftPlan(np.zeros(1, int), np.ones(1, int), np.array([[NOBODY]]), np.zeros((1, 1), int), Purpose.CHOICE)
-    assert decision_sentence(["pld"], columns.batch(1, 1), nobody, None) == "1 request: k = 0"
+    no_drafters = DraftPlan(
+        np.zeros(1, int), np.ones(1, int), np.array([[NOBODY]]), np.zeros((1, 1), int), Purpose.CHOICE
+    )
+    assert decision_sentence(["pld"], columns.batch(1, 1), no_drafters, None) == "1 request: k = 0"
 
 
-def test_whoever_is_asked_is_named_and_why() -> None:
+def test_decision_names_the_drafters_and_the_reason() -> None:
     two = plan([2, 3], [[1, 1], [0, NOBODY]], Purpose.SLO)
     said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), two, None)
     assert said == "2 requests: k = 2 from eagle for 1, k = 3 from pld for 2 because requests are behind their TPOT"

@@ -37,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.usefixtures("short")
 def test_one_command_gives_how_the_times_came_about_a_table_and_files(manifest, tmp_path, capsys):
-    """From what ships: no package has to be installed and nothing is downloaded."""
+    """It uses shipped worlds: no package has to be installed, and nothing is downloaded."""
     folder = tmp_path / "out"
     out = said(capsys, "--manifest", manifest, "--system", "h100_sxm", *LOAD, "--compare", "--output", folder)
     assert "step times (composed): aiconfigurator-core" in out
@@ -61,7 +61,7 @@ def test_without_a_rate_there_are_several_and_where_speculation_stops_to_pay(man
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_attainment_stands_by_class_for_ours_and_for_plain_decoding(manifest, tmp_path, capsys):
-    """Plain decoding takes 6.5 ms a token here: it misses 6 ms, and ours does not; nobody asked for a third class."""
+    """Plain decoding takes 6.5 ms per token and misses 6 ms; ours does not. No request has the third class."""
     folder = tmp_path / "out"
     out = said(capsys, "--manifest", manifest, "--system", "h100_sxm", *LOAD, "--mix", "tight=1", "--output", folder)
     assert "tight met  loose met" in out
@@ -213,7 +213,7 @@ def test_a_trace_with_a_bad_row_is_refused_with_its_line(tokens, manifest, tmp_p
 
 
 def test_a_trace_at_one_instant_has_no_pace(manifest, tmp_path, capsys):
-    """As spreadsheets write it, with a mark at the start."""
+    """Spreadsheets write it with a byte-order mark."""
     trace = tmp_path / "azure.csv"
     trace.write_text("\n".join(TRACE.splitlines()[:2]), encoding="utf-8-sig")
     words = failure(capsys, "--manifest", manifest, "--system", "h100_sxm", "--trace", trace)
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_simulated
 @without_the_extra
 @pytest.mark.parametrize("system", ["foo", ""])
 @pytest.mark.parametrize("manifest_of", ["meta-llama/Llama-3.1-8B-Instruct", "someone/Else-1B"])
-def test_a_system_that_nobody_knows_is_refused_with_those_that_are_known(system, manifest_of, tmp_path, capsys):
+def test_unknown_system_is_refused_with_the_known_ones(system, manifest_of, tmp_path, capsys):
     path = tmp_path / "service.yaml"
     path.write_text(MANIFEST.replace("meta-llama/Llama-3.1-8B-Instruct", manifest_of))
     words = failure(capsys, "--manifest", path, "--system", system)
@@ -246,7 +246,7 @@ def test_a_system_without_shipped_times_says_what_to_install_and_what_there_is(m
 
 
 def test_a_manifest_that_is_none_is_refused_with_its_fields(tmp_path, capsys):
-    """As serve -f refuses it; no model has to be on this machine."""
+    """The error is that of serve -f; no model has to be on this machine."""
     broken = tmp_path / "broken.yaml"
     broken.write_text(MANIFEST.replace("tpot: 6ms", "tpot: soon"))
     assert "spec.sloClasses[0].tpot" in failure(capsys, "--manifest", broken, "--system", "h100_sxm")

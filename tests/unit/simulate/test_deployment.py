@@ -24,24 +24,24 @@ composes = pytest.mark.skipif(
 )
 
 
-def with_pool(asked: Service, **recorded_as: str) -> Service:
+def with_pool(simulated: Service, **recorded_as: str) -> Service:
     members = tuple(
         Member(dataclasses.replace(service_manifest.TRAITS[kind], name=name), kind, "meta-llama/Llama-3.2-1B")
         for name, kind in recorded_as.items()
     )
-    return dataclasses.replace(asked, pool=members)
+    return dataclasses.replace(simulated, pool=members)
 
 
 @pytest.fixture
-def asked(manifest) -> Service:
+def service(manifest) -> Service:
     return service_manifest.read(manifest)
 
 
-def test_the_manifest_sets_classes_lengths_and_limits(asked):
-    assert asked.hot.slo_classes == (SLOClass("tight", 0.006), SLOClass("loose", 0.2))
-    assert asked.limits.max_requests == 16
-    assert asked.longest_request == 2048
-    assert [member.drafter.name for member in asked.pool] == ["head", "ngram"]
+def test_the_manifest_sets_classes_lengths_and_limits(service):
+    assert service.hot.slo_classes == (SLOClass("tight", 0.006), SLOClass("loose", 0.2))
+    assert service.limits.max_requests == 16
+    assert service.longest_request == 2048
+    assert [member.drafter.name for member in service.pool] == ["head", "ngram"]
 
 
 def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(manifest):
@@ -50,22 +50,22 @@ def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(
     block = {"sinkTokens": 1, "windowTokens": 2}
     document["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": block}]
     manifest.write_text(yaml.safe_dump(document))
-    asked = service_manifest.read(manifest)
-    (member,) = asked.pool
+    service = service_manifest.read(manifest)
+    (member,) = service.pool
     assert member.drafter.kv_budget == 16 + 2 * 16 - 8  # pages of 16 tokens, the last one half full
-    assert any("'self' is as fast as its window makes it, and as often right as with any other" in one
-               for one in asked.notices)  # fmt: skip
+    assert any("'self' is as fast as its window makes it, and as often right as with any other" in notice
+               for notice in service.notices)  # fmt: skip
 
 
 @pytest.mark.slow
-def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, monkeypatch):
+def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(service, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
-    world = simulated_deployment.on_system(asked, "h100_sxm")
+    world = simulated_deployment.on_system(service, "h100_sxm")
     pair = simulated_deployment.deployed(
-        with_pool(asked, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9}
+        with_pool(service, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9}
     )
-    hazards = [mean_acceptance_rates(pair.recording, name)[0] for name in ("poor", "good")]
-    assert hazards == pytest.approx([0.2, 0.9], abs=0.08)
+    rates = [mean_acceptance_rates(pair.recording, name)[0] for name in ("poor", "good")]
+    assert rates == pytest.approx([0.2, 0.9], abs=0.08)
     requests = load.at_rate(pair, load.LoadOptions(Lengths(60, 64), 1.0, {}, 0), 4.0)
     rows = comparison.compared(pair, requests, 4.0, comparison.policies(pair, 0, statics=True))
     by_policy = {row.policy: row for row in rows}
@@ -73,10 +73,10 @@ def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, mon
     assert by_policy["outrider"].speedup > by_policy["poor, k = 3"].speedup
 
 
-def test_a_pool_of_every_kind_runs(asked, monkeypatch):
+def test_a_pool_of_every_kind_runs(service, monkeypatch):
     """A head, a draft model whose times ship, and prompt lookup."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
-    pool = with_pool(asked, head="eagle", small="draft", ngram="lookup")
+    pool = with_pool(service, head="eagle", small="draft", ngram="lookup")
     mixed = simulated_deployment.deployed(pool, simulated_deployment.on_system(pool, "h200_sxm"), {})
     assert not mixed.notices
     requests = load.at_rate(mixed, load.LoadOptions(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
@@ -85,11 +85,11 @@ def test_a_pool_of_every_kind_runs(asked, monkeypatch):
         assert row.attained[1] is None
 
 
-def test_under_overload_ours_lets_in_the_tight_class_first(asked, monkeypatch):
-    """By deadline, as the runtime does; plain decoding first come, first served."""
+def test_under_overload_ours_lets_in_the_tight_class_first(service, monkeypatch):
+    """Ours admits by deadline, like the runtime; plain decoding admits first come, first served."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     classes = (SLOClass("tight", 0.05, 0.5), SLOClass("loose", 0.2))
-    none = with_pool(dataclasses.replace(asked, hot=dataclasses.replace(asked.hot, slo_classes=classes)))
+    none = with_pool(dataclasses.replace(service, hot=dataclasses.replace(service.hot, slo_classes=classes)))
     plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
     requests = load.at_rate(plain, load.LoadOptions(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0)
     ours, other = comparison.compared(plain, requests, 80.0, comparison.policies(plain, 0, statics=False))
@@ -99,23 +99,23 @@ def test_under_overload_ours_lets_in_the_tight_class_first(asked, monkeypatch):
     assert mine > 0.9 > theirs
 
 
-def test_an_empty_pool_is_plain_decoding(asked, monkeypatch):
+def test_an_empty_pool_is_plain_decoding(service, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
-    none = dataclasses.replace(with_pool(asked), hot=dataclasses.replace(asked.hot, slo_classes=()))
+    none = dataclasses.replace(with_pool(service), hot=dataclasses.replace(service.hot, slo_classes=()))
     plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
     requests = load.at_rate(plain, load.LoadOptions(Lengths(60, 16), 1.0, {}, 0), 4.0)
     ours, other = comparison.compared(plain, requests, 4.0, comparison.policies(plain, 0, statics=True))
     assert ours.latency_s == pytest.approx(other.latency_s, rel=1e-3)
 
 
-def test_a_pool_that_the_times_know_nothing_of_is_refused(asked):
+def test_a_pool_that_the_times_know_nothing_of_is_refused(service):
     """No figure rather than one of another pool."""
     world = simulated_deployment.as_profiled("smollm2-135m-cpu")
     with pytest.raises(SimulationError, match="step times for lookup, eagle only, none of the pool's"):
-        simulated_deployment.deployed(with_pool(asked, head="eagle"), world, {})
+        simulated_deployment.deployed(with_pool(service, head="eagle"), world, {})
 
 
-def test_a_method_that_nobody_recorded_is_refused_by_its_drafter(manifest):
+def test_method_without_a_recording_is_refused(manifest):
     document = yaml.safe_load(manifest.read_text())
     document["spec"]["draftPool"] = [{"name": "heads", "method": "Medusa", "medusa": {"model": {"name": "org/heads"}}}]
     document["spec"]["engine"] = {"backend": "Torch"}
@@ -124,24 +124,24 @@ def test_a_method_that_nobody_recorded_is_refused_by_its_drafter(manifest):
         service_manifest.read(manifest)
 
 
-def test_what_the_figures_do_not_cover_is_said(asked):
+def test_what_the_figures_do_not_cover_is_said(service):
     """A drafter, a target and a number of GPUs that the step times do not know."""
     world = simulated_deployment.as_profiled("llama-3.1-8b-8xa100-long")
-    notices = simulated_deployment.deployed(dataclasses.replace(asked, target="someone/other"), world, {}).notices
+    notices = simulated_deployment.deployed(dataclasses.replace(service, target="someone/other"), world, {}).notices
     assert "the manifest's target is someone/other; the step times are those of meta-llama/Llama-3.1-8B." in notices
     assert "the manifest splits the target over 1; the step times are those of 8." in notices
     assert any("drafter 'head' is left out" in notice for notice in notices)
 
 
 @pytest.mark.slow
-def test_rates_go_by_what_plain_decoding_finishes(asked):
+def test_rates_go_by_what_plain_decoding_finishes(service):
     """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
-    on_h100 = simulated_deployment.deployed(asked, simulated_deployment.on_system(asked, "h100_sxm"), {})
-    wanted = load.LoadOptions(Lengths(700, 64), 10.0, {}, 0)
-    *_, fastest = load.rates(on_h100, wanted)
+    on_h100 = simulated_deployment.deployed(service, simulated_deployment.on_system(service, "h100_sxm"), {})
+    options = load.LoadOptions(Lengths(700, 64), 10.0, {}, 0)
+    *_, fastest = load.rates(on_h100, options)
 
     def ttft_s(rate: float) -> float:
-        requests = load.at_rate(on_h100, wanted, rate)
+        requests = load.at_rate(on_h100, options, rate)
         policies = comparison.policies(on_h100, 0, statics=False)
         return next(comparison.compared(on_h100, requests, rate, {"plain": policies["plain"]})).ttft_s
 
@@ -155,31 +155,31 @@ def row(rate: float, speedup: float) -> PolicyFigures:
 
 
 def test_the_crossover_is_the_first_rate_from_which_on_nothing_is_gained():
-    found = [row(10, 1.5), row(20, 1.01), row(30, 1.1), row(40, 1.0), row(50, 1.01)]
-    assert "From 40 requests a second on" in comparison.crossover(found)
+    rows = [row(10, 1.5), row(20, 1.01), row(30, 1.1), row(40, 1.0), row(50, 1.01)]
+    assert "From 40 requests a second on" in comparison.crossover(rows)
     assert "every rate up to 20 " in comparison.crossover([row(10, 1.5), row(20, 1.2)])
 
 
-def test_a_model_whose_times_ship_is_known_whoever_publishes_it():
+def test_model_with_shipped_times_is_known_for_any_publisher():
     assert shape_of("me/Llama-3.1-8B-Instruct") == LLAMA_8B
 
 
 @composes
-def test_a_model_that_nobody_knows_is_refused_with_its_name():
+def test_unknown_model_is_refused_with_its_name():
     with pytest.raises(SimulationError, match="no configuration of nobody/none"):
         shape_of("nobody/none")
 
 
 @composes
-def test_a_system_that_nobody_measured_is_refused_with_those_that_there_are(asked):
+def test_unmeasured_system_is_refused_with_the_known_ones(service):
     with pytest.raises(SimulationError, match="abacus; it has a100"):
-        simulated_deployment.on_system(asked, "abacus")
+        simulated_deployment.on_system(service, "abacus")
 
 
 @composes
-def test_what_does_not_ship_is_composed(asked):
+def test_what_does_not_ship_is_composed(service):
     """Two H200 in place of one."""
-    world = simulated_deployment.on_system(dataclasses.replace(asked, gpus=2), "h200_sxm")
+    world = simulated_deployment.on_system(dataclasses.replace(service, gpus=2), "h200_sxm")
     assert world.gpus == 2
     assert np.isfinite(world.kv_tokens)
 

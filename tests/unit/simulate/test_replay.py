@@ -83,20 +83,20 @@ def test_every_request_gets_its_tokens_whatever_decides_and_however_little_memor
     assert sum(engine.log.tokens) == load.output.sum()
 
 
-def test_who_is_due_first_is_let_in_first_where_classes_have_a_patience():
+def test_requests_with_patience_are_admitted_by_deadline():
     """Ours lets in by deadline, as the runtime does; without a patience it is first come, first served."""
     rng = np.random.default_rng(3)
     load = with_classes(open_load(poisson(400.0, 60, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(2, 0.5), rng)
-    one = setting(limits=Limits(max_requests=4))
-    by_due = ran(Fixed(POOL), load, replace(one, patience_s=(0.01, 10.0))).requests
-    in_order = ran(Fixed(POOL), load, one).requests
+    small = setting(limits=Limits(max_requests=4))
+    by_due = ran(Fixed(POOL), load, replace(small, patience_s=(0.01, 10.0))).requests
+    in_order = ran(Fixed(POOL), load, small).requests
     tight = load.slo_class == 0
     assert by_due.first_s[tight].max() < np.median(by_due.first_s[~tight])
     assert (np.diff(in_order.first_s) >= 0).all()
 
 
-def test_the_policy_is_told_how_long_prompts_have_waited():
-    """Admission lets in who is overdue, and holds nobody back whose patience is nearly used."""
+def test_policy_knows_how_long_prompts_have_waited():
+    """Overdue requests are admitted, and a request whose patience is nearly used is not held back."""
     seen = []
 
     class Watching(Fixed):
@@ -118,7 +118,7 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_speculation_pays_at_one_request_and_costs_at_many():
-    """With half of the first proposals accepted, in the composed H100: the crossover that the loop is for."""
+    """The crossover that the loop is for, on the composed H100 with half of the first proposals accepted."""
     half = setting(recordings.lifted(RECORDED, 0.5, seed=0))
     gain = {
         n: goodput(ran(Fixed(POOL, 0, 5), static(n), half)) / goodput(ran(Fixed(POOL), static(n), half))
@@ -129,14 +129,14 @@ def test_speculation_pays_at_one_request_and_costs_at_many():
 
 
 def test_the_target_accepts_as_often_as_it_was_recorded():
-    """Accepted by verified at k = 1 is the recording's first hazard, of the answers that were replayed."""
+    """Accepted / verified at k = 1 is the recording's first acceptance rate over the replayed answers."""
     load = static(24)
     log = ran(Fixed(POOL, 0, 1), load).log
     expected = mean_acceptance_rates(LIFTED, "eagle")[0]
     assert sum(log.accepted) / sum(log.verified) == pytest.approx(expected, abs=0.06)
 
 
-def test_what_a_draft_model_is_asked_it_is_fed_first():
+def test_draft_model_is_fed_before_it_proposes():
     """Its proposals count over a whole cache: a plan that feeds it nothing beforehand costs time, not acceptance."""
 
     class Unfed(Fixed):
@@ -148,15 +148,15 @@ def test_what_a_draft_model_is_asked_it_is_fed_first():
     assert sum(unfed.accepted) == sum(fed.accepted) > 0
 
 
-def test_adaptive_verification_scores_less_where_tokens_are_dear():
-    """As vLLM's: all K are drafted, few of them verified at 128 requests."""
+def test_adaptive_verification_scores_fewer_expensive_tokens():
+    """Like vLLM's: all K are drafted, and few of them are verified at 128 requests."""
     few, many = (ran(policies()["adaptive"], static(n)).log for n in (1, 128))
     share = [sum(log.verified) / sum(log.requests) for log in (few, many)]
     assert share[1] < 0.8 * share[0]
 
 
-def test_adaptive_verification_bears_more_prompt_tokens_than_a_step_holds():
-    """A prompt of 30,000 tokens is read in steps of 8,192, beside requests that decode."""
+def test_adaptive_verification_takes_prompts_longer_than_a_step():
+    """A prompt of 30,000 tokens is prefilled in chunks of 8,192, together with decoding requests."""
     load = static(3)
     load.prompt[:] = (100, 200, *[30_000] * (len(load) - 2))
     engine = ran(policies()["adaptive"], load)
@@ -198,23 +198,24 @@ def test_requests_without_a_class_say_so():
 def test_where_memory_is_full_ours_speculates_in_the_rest_of_the_blocks_that_requests_hold():
     """More comes in than is served, and no block is free for long: what is proposed must not wait for that."""
     rng = np.random.default_rng(5)
-    one = setting(limits=Limits(kv_tokens=4000))
+    small = setting(limits=Limits(kv_tokens=4000))
     load = open_load(np.zeros(150), LIFTED, None, rng, Lengths(40, 96))
     latency = fitted(WORLD, POOL, np.random.default_rng(0))
     loop = Controller(
-        Settings(POOL, 5, one.limits.slots, largest_graph_tokens=WORLD.graph_tokens),
+        Settings(POOL, 5, small.limits.slots, largest_graph_tokens=WORLD.graph_tokens),
         latency,
         clock=time.perf_counter,
         rng=rng,
     )
-    log = ran(loop, load, one).log
+    log = ran(loop, load, small).log
     assert sum(log.verified) > 1.5 * sum(log.requests)
 
 
 @pytest.mark.slow
 def test_the_profile_is_measured_as_far_as_requests_go():
-    """As outrider-profile does, which goes by maxModelLen. Bug: steps over 8,000 tokens were taken to be a fifth
-    shorter than they are."""
+    """The simulated profile covers contexts up to maxModelLen, like outrider-profile.
+
+    Bug: steps over 8,000 tokens were estimated a fifth too short."""
     world, shape = worlds.load("llama-3.1-8b-8xa100-long"), Shape(64 * 8000.0, 64, 64, 64 * 8.0)
     seconds = world.target_s(Pass(64, 64, 8000, 64))
     costs = [
@@ -225,8 +226,8 @@ def test_the_profile_is_measured_as_far_as_requests_go():
 
 
 def test_a_drafter_that_costs_something_for_each_request_is_profiled_so():
-    """As outrider-profile does, which takes the smallest form that holds. Bug: a head on CPUs was up to a quarter
-    dearer than its profile said."""
+    """The fit takes the smallest form that holds, like outrider-profile. Bug: a head on CPUs was up to a quarter
+    more expensive than its profile said."""
     world = worlds.load("smollm2-135m-cpu")
     cost = fitted(world, (EAGLE,), np.random.default_rng(0)).drafters["eagle"]
     for requests in (1, 6, 24, 96):

@@ -32,9 +32,9 @@ WORLD = worlds.load("llama-3.1-8b-a100")
 
 def forest_of(table, requests: int) -> Forest:
     request, parent, depth, rank, sure = table.nodes
-    asked = np.zeros((1, requests), np.int64)
+    drafter_order = np.zeros((1, requests), np.int64)
     return Forest(
-        request, parent, np.zeros_like(request), depth, rank, sure, asked, np.array([DEPTH]), Purpose.CHOICE
+        request, parent, np.zeros_like(request), depth, rank, sure, drafter_order, np.array([DEPTH]), Purpose.CHOICE
     )  # fmt: skip
 
 
@@ -83,16 +83,16 @@ def test_lifting_moves_only_the_true_token_to_rank_1():
     assert (before.confidence == after.confidence).all()
     assert (after.on_path[:, 0] == 0).mean() == pytest.approx(0.7, abs=0.02)
     later = [
-        [(one.on_path[:, 0] == place).sum() / (one.on_path[:, 0] != 0).sum() for place in range(1, WIDTH)]
-        for one in (before, after)
+        [(trees.on_path[:, 0] == place).sum() / (trees.on_path[:, 0] != 0).sum() for place in range(1, WIDTH)]
+        for trees in (before, after)
     ]
     assert later[1] == pytest.approx(later[0], abs=0.05)
     gone = after.on_path == OFF_PATH
-    assert (gone[:, 1:] | ~gone[:, :-1]).all()  # who has left the beam never comes back
+    assert (gone[:, 1:] | ~gone[:, :-1]).all()  # a node that has left the beam never comes back
 
 
 def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
-    """The same requests, with a chain and with a tree around it: the same tokens; a tree's steps give more of them."""
+    """A chain and a tree around it give the same tokens for the same requests; a step with the tree gives more."""
     steps = {}
     for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH, (4, 1, 1, 1, 1, 1, 1, 1)))):
         load = closed(4, 16, LIFTED, None, np.random.default_rng(0), Lengths(200, 64))

@@ -20,8 +20,8 @@ from bench.papers import magicdec_world
 
 
 def document(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((WORLDS / f"{name}.json").read_text())
-    return found
+    world_document: dict[str, Any] = json.loads((WORLDS / f"{name}.json").read_text())
+    return world_document
 
 
 def decoding(requests: int, query: int = 1, context: int = 500) -> Pass:
@@ -41,7 +41,7 @@ def test_every_world_says_where_its_times_come_from_and_what_is_derived(world):
 
 
 def test_a_step_grows_with_requests_tokens_and_context(world):
-    """Within the 5% by which measured kernels differ from one size to the next."""
+    """The tolerance is 5%, by which measured kernels differ from one size to the next."""
     grid = [[world.target_s(decoding(n, q)) for q in (1, 2, 4, 8)] for n in (1, 8, 32, 64, 128)]
     for smaller, larger in pairwise(grid):
         assert all(more > 0.95 * less for less, more in zip(smaller, larger, strict=True))
@@ -50,7 +50,7 @@ def test_a_step_grows_with_requests_tokens_and_context(world):
     assert world.target_s(decoding(64, context=16000)) > world.target_s(decoding(64, context=1000))
 
 
-def test_speculation_is_cheap_at_one_request_and_dear_at_many(world):
+def test_speculation_is_cheap_at_one_request_only(world):
     """The crossover that the loop is there to find is in every world."""
     extra = {n: world.target_s(decoding(n, 5)) / world.target_s(decoding(n)) for n in (1, 128)}
     assert extra[1] < 1.25
@@ -86,9 +86,9 @@ def test_a_pass_costs_what_the_graph_that_holds_it_costs():
     """129 tokens run in the graph of 136."""
     world = load("llama-3.1-8b-h100")
     assert isinstance(world.target, Forward)
-    one, other = Pass(129, 64, 500, 129), Pass(136, 64, 500, 129)
+    smaller, other = Pass(129, 64, 500, 129), Pass(136, 64, 500, 129)
     assert world.target.tables.tokens(129) < world.target.tables.tokens(136)
-    assert world.target_s(one) == pytest.approx(world.target_s(other), rel=2e-3)
+    assert world.target_s(smaller) == pytest.approx(world.target_s(other), rel=2e-3)
     assert world.target_s(decoding(33, 4)) == pytest.approx(world.target_s(decoding(34, 4)), rel=0.02)
 
 
@@ -98,12 +98,12 @@ def test_an_unknown_world_is_refused_with_the_names_of_those_that_are_known():
 
 
 def test_a_measured_world_costs_what_its_profile_says():
-    """Steps of one length each by the uniform coefficients, those with a prompt or of several lengths by the ragged."""
+    """Uniform steps use the uniform coefficients; steps with prefill or several lengths use the varlen ones."""
     world = load("smollm2-135m-cpu")
-    uniform, ragged = (document("smollm2-135m-cpu")["target"]["costs"][mode] for mode in ("uniform", "ragged"))
+    uniform, varlen = (document("smollm2-135m-cpu")["target"]["costs"][mode] for mode in ("uniform", "ragged"))
     plain_s = uniform["constant_s"] + 8 * uniform["per_batched_token_s"] + 8 * 300 * uniform["per_context_token_s"]
     assert world.target_s(Pass(8, 8, 300, 8)) == pytest.approx(plain_s)
-    prompt_s = ragged["constant_s"] + 64 * ragged["per_batched_token_s"] + ragged["per_request_s"]
+    prompt_s = varlen["constant_s"] + 64 * varlen["per_batched_token_s"] + varlen["per_request_s"]
     assert world.target_s(Pass(64, 0, 0, 1, ((64, 0),))) == pytest.approx(prompt_s)
     uneven = Pass(8, 4, 300, 8, uniform=False)
     assert world.target_s(uneven) != pytest.approx(world.target_s(Pass(8, 4, 300, 8)))

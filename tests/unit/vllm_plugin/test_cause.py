@@ -1,4 +1,4 @@
-"""Why an engine ended, told by the process that knows."""
+"""The reason of an engine's end, noted by the process that knows it."""
 
 from __future__ import annotations
 

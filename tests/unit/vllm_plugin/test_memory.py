@@ -63,9 +63,9 @@ def test_a_token_takes_kv_in_each_layer() -> None:
 
 def test_a_token_takes_a_part_of_a_block_in_each_group_of_layers() -> None:
     """Bug: with two groups twice the tokens were counted that fit, so weights seemed to cost half of what they do."""
-    one, other = ({"target.0": 160}, 16), ({"window.0": 160}, 16)
-    assert kv_tokens(kv_config(one)) == 160
-    assert kv_tokens(kv_config(one, other)) == 80
+    target_group, other = ({"target.0": 160}, 16), ({"window.0": 160}, 16)
+    assert kv_tokens(kv_config(target_group)) == 160
+    assert kv_tokens(kv_config(target_group, other)) == 80
     assert kv_tokens(kv_config(({"target.0": 160}, 16), ({"window.0": 80}, 8), blocks=30)) == 160
     assert kv_tokens(kv_config()) == 0
 
@@ -85,8 +85,8 @@ def test_weights_cost_concurrency_where_they_leave_less_room_for_kv() -> None:
 TAKES = {"head": MemoryUse(80, 2), "draft": MemoryUse(300, 40), "twin": MemoryUse(300, 41)}
 
 
-def test_the_dearest_drafters_make_room() -> None:
-    """As few as it takes; weights free no room on a CPU; nobody goes where the target itself does not fit."""
+def test_largest_drafters_are_left_out_first() -> None:
+    """No more than needed are left out. Weights free no room on a CPU. None is left out if the target does not fit."""
     assert left_out_to_fit(TAKES, 41, shares_with_kv=False) == ["twin"]
     assert left_out_to_fit(TAKES, 42, shares_with_kv=False) == ["twin", "draft"]
     assert left_out_to_fit(TAKES, 341, shares_with_kv=True) == ["twin"]
@@ -99,7 +99,7 @@ def test_what_each_drafter_takes_is_named() -> None:
     assert "head takes 80 MiB of weights and 2 MiB" in said
 
 
-def test_without_whom_graphs_find_room_is_named_with_what_it_takes() -> None:
+def test_reports_drafter_to_drop_when_graph_capture_is_oom() -> None:
     """Bug: memory that ended while graphs were captured ended the pod, again at every start."""
     takes = {"head": MemoryUse(800 << 20, 10), "draft": MemoryUse(2000 << 20, 1)}
     assert heaviest(takes) == "draft"

@@ -12,13 +12,13 @@ from outrider_runtime.loop.orders import Order
 from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
 
 
-def order(passes: list[int], asked: list[list[int]], runs: list[bool], *gaps: KVGap) -> Order:
-    feed = np.zeros((len(passes), len(asked[0])), np.int64)
-    plan = DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array(asked), feed, Purpose.CHOICE)
+def order(passes: list[int], drafter_order: list[list[int]], runs: list[bool], *gaps: KVGap) -> Order:
+    feed = np.zeros((len(passes), len(drafter_order[0])), np.int64)
+    plan = DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array(drafter_order), feed, Purpose.CHOICE)
     return Order(plan, np.array(runs), gaps)
 
 
-def test_the_worker_is_told_who_is_first_and_who_is_second() -> None:
+def test_worker_gets_first_and_second_drafter() -> None:
     message = draft_order(7, order([3, 2, 0], [[0, 1], [1, NOBODY]], [True, True, False]))
     assert (message.step, message.draft_tokens) == (7, 3)
     assert message.chosen.tolist() == [0, 1]

@@ -66,17 +66,20 @@ def test_quantised_weights_keep_their_dtype_on_a_cpu_that_is_slow_at_it(
 
 def test_every_member_of_the_pool_proposes_lengths_that_vary() -> None:
     """Bug: only the primary drafter's config said so: a second head had graphs for the most tokens alone, and ran all
-    its passes whatever was asked."""
+    its passes for any length."""
     pool = HostedPool(hosted=(lookup(), eagle(HEAD, "one"), eagle(HEAD, "two"), draft_model(HEAD)))
     plan = plan_of(boot_config(pool.hosted, 5), pool)
-    for config in (arguments.speculative_config(plan), *(arguments.member_config(one, plan) for one in pool.hosted)):
+    for config in (
+        arguments.speculative_config(plan),
+        *(arguments.member_config(drafter, plan) for drafter in pool.hosted),
+    ):
         assert config is not None
         assert config["num_speculative_tokens_per_batch_size"]
         assert config["num_speculative_tokens"] == 5
 
 
 def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
-    """Promise: prompt lookup beside a neural drafter costs no second engine."""
+    """Promise: prompt lookup together with a neural drafter needs no second engine."""
     plan = plan_of(boot_config([lookup(), eagle(HEAD)]), HostedPool(hosted=(lookup(), eagle(HEAD))))
     config = arguments.speculative_config(plan)
     assert config is not None
@@ -87,28 +90,28 @@ def test_compiled_code_is_kept_apart_by_all_heads_whose_layers_the_target_hands_
     """vLLM's hash knows the primary head's layers. Code that was compiled for another pool would hand out others."""
 
     def config(*pool: DrafterSpec) -> list[str]:
-        given = arguments.engine_arguments(plan_of(boot_config(pool), HostedPool(hosted=pool)))
-        return [one for one in given if one.startswith("--additional-config")]
+        engine_arguments = arguments.engine_arguments(plan_of(boot_config(pool), HostedPool(hosted=pool)))
+        return [argument for argument in engine_arguments if argument.startswith("--additional-config")]
 
-    one, other = eagle(HEAD, "one"), eagle(Path("/other"), "other")
-    assert config(lookup(), one) == []
-    assert len(config(one, other)) == 1
-    assert config(one, other) != config(one, eagle(Path("/third"), "other"))
+    head, other = eagle(HEAD, "one"), eagle(Path("/other"), "other")
+    assert config(lookup(), head) == []
+    assert len(config(head, other)) == 1
+    assert config(head, other) != config(head, eagle(Path("/third"), "other"))
 
 
 def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     """argparse takes the last value of a flag."""
     plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), HostedPool())
-    given = arguments.engine_arguments(plan)
-    assert given[-1] == "--max-num-seqs=3"
-    assert given[0] == launch.target_location(plan)
+    engine_arguments = arguments.engine_arguments(plan)
+    assert engine_arguments[-1] == "--max-num-seqs=3"
+    assert engine_arguments[0] == launch.target_location(plan)
 
 
 def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
     """vLLM's own executor asks it for proposals in a call of their own. The user's choice of an executor comes last."""
     boot = boot_config([lookup()], extra=["--distributed-executor-backend=mp"])
-    given = arguments.server_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
-    chosen = [one for one in given if one.startswith("--distributed-executor-backend")]
+    server_arguments = arguments.server_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
+    chosen = [argument for argument in server_arguments if argument.startswith("--distributed-executor-backend")]
     assert chosen == [
         f"--distributed-executor-backend={arguments.CPU_EXECUTOR_CLASS}",
         "--distributed-executor-backend=mp",
@@ -121,19 +124,19 @@ def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
 def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
     """A graph for more requests than may run is memory for nothing."""
     boot = on_gpu(boot_config([lookup()]), extra_args=extra)
-    given = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
-    start = given.index("--cudagraph-capture-sizes") + 1
-    sizes = [int(argument) for argument in given[start:] if argument.isdigit()]
+    engine_arguments = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
+    start = engine_arguments.index("--cudagraph-capture-sizes") + 1
+    sizes = [int(argument) for argument in engine_arguments[start:] if argument.isdigit()]
     assert max(number for number in sizes if number != 8) == 32
 
 
 def sizes_given(*extra: str) -> list[int]:
-    """Of graphs; extra: the user's arguments."""
+    """Return the sizes of the graphs. extra: the user's arguments."""
     boot = on_gpu(boot_config([lookup()]), extra_args=list(extra))
-    given = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
-    assert given[len(given) - len(extra) :] == list(extra)
-    given = given[: len(given) - len(extra)]
-    return [int(size) for size in given[given.index("--cudagraph-capture-sizes") + 1 :]]
+    engine_arguments = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
+    assert engine_arguments[len(engine_arguments) - len(extra) :] == list(extra)
+    engine_arguments = engine_arguments[: len(engine_arguments) - len(extra)]
+    return [int(size) for size in engine_arguments[engine_arguments.index("--cudagraph-capture-sizes") + 1 :]]
 
 
 @pytest.mark.parametrize(
@@ -166,11 +169,13 @@ def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[DrafterS
 @pytest.mark.parametrize(
     "extra", ["--max-cudagraph-capture-size=256", "--compilation_config={}", "--cudagraph-capture-sizes=1"]
 )
-def test_who_names_the_graphs_gets_those(extra: str) -> None:
-    """vLLM refuses sizes that two arguments name, and the pod would end again and again for one that nobody wrote."""
+def test_graphs_named_by_the_user_are_used(extra: str) -> None:
+    """vLLM refuses sizes in two arguments, so the pod would fail again and again over one that the user did not write."""
     boot = on_gpu(boot_config([lookup()]), extra_args=[extra])
-    given = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
-    assert [one for one in given if "capture-size" in one or "compilation" in one] == [extra]
+    engine_arguments = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
+    assert [argument for argument in engine_arguments if "capture-size" in argument or "compilation" in argument] == [
+        extra
+    ]
 
 
 def test_what_the_pod_sets_wins_over_our_defaults() -> None:
@@ -236,7 +241,7 @@ def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None
 
 
 def test_drafters_that_the_worker_noted_before_the_engine_ended_are_left_out_at_the_next_start(tmp_path: Path) -> None:
-    """It notes those that leave no room for KV, and vLLM ends; a second end without a note is nobody's fault."""
+    """It notes those that leave no room for KV, and vLLM ends; a second end without a note is no drafter's fault."""
     hosted = (lookup(), eagle(HEAD), draft_model(HEAD))
     plan = plan_of(boot_config(hosted), HostedPool(hosted=hosted))
     plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
