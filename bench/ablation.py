@@ -128,8 +128,8 @@ def confidence(controller: Controller) -> None:
 
 
 SWITCHES: Mapping[str, Callable[[Controller], None]] = {
-    one.__name__.replace("_", " "): one
-    for one in (
+    system.__name__.replace("_", " "): system
+    for system in (
         correction_of_target, correction_of_drafts, factors, ageing, measured_goodput, probes, exploration, gating,
         closing_holes, second_rank, even_steps, confidence,
     )
@@ -183,7 +183,7 @@ def cells() -> Iterable[Cell]:
 
 def static(name: str, acceptance: float | None, requests: int, system: System, title: str = "") -> Cell:
     point = Point(Case(name, acceptance), requests)
-    return Cell(f"{point}{title}", system, lambda one, seed: static_load.measure(point, one, [seed])[0])
+    return Cell(f"{point}{title}", system, lambda variant, seed: static_load.measure(point, variant, [seed])[0])
 
 
 def _unreported(point: Point, system: System, seed: int) -> float:
@@ -230,16 +230,18 @@ def measured(switches: Sequence[str], seeds: int, minutes: float, processes: Exe
         off = {name: [processes.submit(figure, number, name, seed) for seed in range(seeds)] for name in switches}
         for name, futures in off.items():
             pairs = zip(futures, whole, strict=True)
-            ratios[name][cell.name] = round(geometric_mean([one.result() / all_.result() for one, all_ in pairs]), 4)
+            ratios[name][cell.name] = round(
+                geometric_mean([cell_result.result() / all_.result() for cell_result, all_ in pairs]), 4
+            )
         print(cell.name, {name: row[cell.name] for name, row in ratios.items()}, file=sys.stderr, flush=True)
     return ratios
 
 
-def table(found: Mapping[str, Mapping[str, float]]) -> str:
-    loads = len(next(iter(found.values())))
+def table(ratios: Mapping[str, Mapping[str, float]]) -> str:
+    loads = len(next(iter(ratios.values())))
     lines = [f"{loads} of {len(all_cells())} loads.", "", "| off | off / whole, geometric mean | lowest | highest |"]
     lines.append("|---|---|---|---|")
-    for name, row in sorted(found.items(), key=lambda one: geometric_mean(list(one[1].values()))):
+    for name, row in sorted(ratios.items(), key=lambda name_and_row: geometric_mean(list(name_and_row[1].values()))):
         least, most = min(row, key=lambda cell: row[cell]), max(row, key=lambda cell: row[cell])
         mean = geometric_mean(list(row.values()))
         lines.append(f"| {name} | {mean:.3f} | {row[least]:.3f} ({least}) | {row[most]:.3f} ({most}) |")

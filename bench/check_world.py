@@ -69,8 +69,8 @@ def _parts(step: Mapping[str, float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    for name, found in errors(Path(sys.argv[1])).items():
-        shares = np.array(found)
+    for name, world_errors in errors(Path(sys.argv[1])).items():
+        shares = np.array(world_errors)
         print(
             f"{name}: median {np.median(shares):+.1%}, median absolute {np.median(abs(shares)):.1%}, "
             f"from {shares.min():+.1%} to {shares.max():+.1%} ({len(shares)} points)"

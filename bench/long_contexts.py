@@ -117,7 +117,7 @@ class LongContexts:
         self._loop.pin(0)
         names = [self._add(self.prompt(LONGEST - GROWTH, number)) for number in range(DOCUMENTS)]
         running = self._bench.scheduler.running
-        while len(running) < len(names) or any(not one.num_output_tokens for one in running):
+        while len(running) < len(names) or any(not request.num_output_tokens for request in running):
             self._bench.llm.llm_engine.step()
             running = self._bench.scheduler.running
         self._bench.llm.llm_engine.abort_request(names)
@@ -131,7 +131,7 @@ class LongContexts:
             self._loop.pin(seen.draft_tokens, seen.drafter if seen.draft_tokens else None)
         names = [self._add(self.prompt(seen.context, number)) for number in range(seen.batch)]
         engine, running = self._bench.llm.llm_engine, self._bench.scheduler.running
-        while len(running) < seen.batch or any(one.num_output_tokens < 2 for one in running):
+        while len(running) < seen.batch or any(request.num_output_tokens < 2 for request in running):
             engine.step()
             running = self._bench.scheduler.running
         self._bench.steps.clear()
@@ -147,8 +147,8 @@ class LongContexts:
         engine.step()
 
     def _note(self, seen: Seen) -> None:
-        for told in self._bench.steps:
-            outcome = told.outcome
+        for step in self._bench.steps:
+            outcome = step.outcome
             seen.target_ms.append(1000 * outcome.target_s)
             seen.draft_ms.append(1000 * float(np.nansum(outcome.draft_s)))
             for depth in outcome.forest.depth[outcome.verified].tolist():
@@ -177,8 +177,8 @@ def cells(lengths: Sequence[int]) -> Iterator[list[Seen]]:
     sinks = [Arm(PLAIN), *(Arm(f"sinks {count}", length, sinks=count) for count in SINKS)]
     every = [(tokens, requests, arms) for tokens in CONTEXTS for requests in BATCHES]
     sweeps = [(context, batch, windows), (context, batch, sinks)]
-    for tokens, requests, here in [*every[:6], *sweeps, *every[6:]]:
-        yield [Seen(tokens, requests, arm.name, arm.window, arm.draft_tokens, arm.sinks) for arm in here]
+    for tokens, requests, cell_context in [*every[:6], *sweeps, *every[6:]]:
+        yield [Seen(tokens, requests, arm.name, arm.window, arm.draft_tokens, arm.sinks) for arm in cell_context]
 
 
 def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
@@ -194,9 +194,9 @@ def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
     hot = engines.hot_config(max_draft_tokens=max(LENGTHS)).model_copy(update={"slo_classes": []})
     ends = time.monotonic() + 60 * options.minutes
     with engines.bench(pool, hot=hot, extra=extra) as bench, cpu_time(bench):
-        for one in pool:
-            if one.name != DRAFTER:
-                bench.loop._controller.suspend(one.name, "the loop chooses among k alone")
+        for member in pool:
+            if member.name != DRAFTER:
+                bench.loop._controller.suspend(member.name, "the loop chooses among k alone")
         long = LongContexts(bench)
         profile = before.get("profile") or profiled(long, 60 * options.profile_minutes)
         done = [cell_of(rows) for rows in before.get("cells", [])]
@@ -253,9 +253,9 @@ def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
     fitted = fit_target(target)
     passes = fit_drafter(drafter, ready.drafters[DRAFTER])
     return {
-        "target": {mode.value: asdict(one.cost) for mode, one in fitted.items()}, "draft": asdict(passes.cost),
+        "target": {mode.value: asdict(fit.cost) for mode, fit in fitted.items()}, "draft": asdict(passes.cost),
         "firstPass": asdict(passes.first_pass), "shapes": len(target.order) + len(drafter.order),
-        "heldOutErrorPercent": [_percent(error for one in fitted.values() for error in one.errors),
+        "heldOutErrorPercent": [_percent(error for fit in fitted.values() for error in fit.errors),
                                 _percent(passes.errors)],
         "visits": [visited(visit) for visit in (*target.visits, *drafter.visits)],
     }  # fmt: skip
@@ -263,8 +263,8 @@ def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
 
 def visited(visit: Any) -> dict[str, Any]:
     """One look at a shape: milliseconds of each step that was measured."""
-    target = [round(1000 * one.target_s, 2) for one in visit.samples]
-    draft = [round(1000 * one.draft_s[DRAFTER], 2) for one in visit.samples if DRAFTER in one.draft_s]
+    target = [round(1000 * seen.target_s, 2) for seen in visit.samples]
+    draft = [round(1000 * seen.draft_s[DRAFTER], 2) for seen in visit.samples if DRAFTER in seen.draft_s]
     return {"shape": str(visit.point), "target_ms": target, "draft_ms": draft}
 
 
@@ -278,7 +278,7 @@ def latency_model(profile: dict[str, Any]) -> Any:
 
     draft = DrafterCost(StepCost(**profile["draft"]), True, StepCost(**profile["firstPass"]))
     return LatencyModel(
-        {ExecutionMode(mode): StepCost(**one) for mode, one in profile["target"].items()}, {DRAFTER: draft}
+        {ExecutionMode(mode): StepCost(**cost) for mode, cost in profile["target"].items()}, {DRAFTER: draft}
     )
 
 
@@ -298,17 +298,17 @@ def cpu_time(bench: Any) -> Iterator[None]:
 
 
 def line(cell: Sequence[Seen]) -> str:
-    speedups = "  ".join(f"{one.arm}: {speedup(one, cell[0]):.2f}" for one in cell[1:])
+    speedups = "  ".join(f"{seen.arm}: {speedup(seen, cell[0]):.2f}" for seen in cell[1:])
     return f"{cell[0].context:5} tokens x {cell[0].batch}: {median(cell[0].cpu_ms):7.1f} ms a token; {speedups}"
 
 
-def speedup(one: Seen, plain: Seen) -> float:
-    return median(ratios(one, plain))
+def speedup(seen: Seen, plain: Seen) -> float:
+    return median(ratios(seen, plain))
 
 
-def ratios(one: Seen, plain: Seen) -> list[float]:
+def ratios(seen: Seen, plain: Seen) -> list[float]:
     """One a round."""
-    return [two / mine for mine, two in zip(one.cpu_ms, plain.cpu_ms, strict=True)]
+    return [two / mine for mine, two in zip(seen.cpu_ms, plain.cpu_ms, strict=True)]
 
 
 # -- what the latency model says ------------------------------------------------------------------------------------
@@ -316,23 +316,23 @@ def ratios(one: Seen, plain: Seen) -> list[float]:
 
 def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list[dict[str, Any]]:
     """Of each fixed length in each cell: measured and predicted speed-up."""
-    model, found = latency_model(profile), []
+    model, predicted = latency_model(profile), []
     even = next(iter(model.target.values()))
     draft = model.drafters[DRAFTER]
     for cell in made:
-        for one in cell if cell[-1].arm == LOOP else ():
-            drafted = one.draft_tokens
+        for seen in cell if cell[-1].arm == LOOP else ():
+            drafted = seen.draft_tokens
             if not drafted:
                 continue
-            plain_s, step_s = (even.seconds(_shape(one.context, one.batch, k)) for k in (0, drafted))
-            once = _shape(_read(one), one.batch, 0)
+            plain_s, step_s = (even.seconds(_shape(seen.context, seen.batch, k)) for k in (0, drafted))
+            once = _shape(_read(seen), seen.batch, 0)
             step_s += draft.seconds(once, drafted)
-            found.append(
-                {"context": one.context, "batch": one.batch, "draftTokens": drafted,
-                 "measured": round(speedup(one, cell[0]), 3),
-                 "predicted": round(median(one.tokens_per_step) * plain_s / step_s, 3)}
+            predicted.append(
+                {"context": seen.context, "batch": seen.batch, "draftTokens": drafted,
+                 "measured": round(speedup(seen, cell[0]), 3),
+                 "predicted": round(median(seen.tokens_per_step) * plain_s / step_s, 3)}
             )  # fmt: skip
-    return found
+    return predicted
 
 
 def _shape(context: float, batch: int, verified: int) -> Any:
@@ -342,30 +342,30 @@ def _shape(context: float, batch: int, verified: int) -> Any:
     return Shape(context * batch, float(tokens), float(batch), context * tokens / 1000)
 
 
-def _read(one: Seen) -> float:
+def _read(seen: Seen) -> float:
     from outrider_runtime.drafters import traits
 
     from tests.engine.engines import sparse_self
 
-    return float(min(one.context, traits(sparse_self(one.window), PAGE).kv_budget or 0))
+    return float(min(seen.context, traits(sparse_self(seen.window), PAGE).kv_budget or 0))
 
 
 def document(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> dict[str, Any]:
     predicted = predictions(made, profile)
-    errors = [abs(one["predicted"] / one["measured"] - 1) for one in predicted]
-    clear = [one for one in predicted if abs(one["measured"] - 1) > 0.05]
+    errors = [abs(prediction["predicted"] / prediction["measured"] - 1) for prediction in predicted]
+    clear = [prediction for prediction in predicted if abs(prediction["measured"] - 1) > 0.05]
     return {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
         "profile": profile, "medianErrorPercent": _percent(errors) if errors else None,
-        "rightSideOfOne": [sum((one["measured"] > 1) == (one["predicted"] > 1) for one in clear), len(clear)],
-        "predicted": predicted, "cells": [[row(one, cell[0]) for one in cell] for cell in made],
+        "rightSideOfOne": [sum((prediction["measured"] > 1) == (prediction["predicted"] > 1) for prediction in clear), len(clear)],
+        "predicted": predicted, "cells": [[row(prediction, cell[0]) for prediction in cell] for cell in made],
     }  # fmt: skip
 
 
-def row(one: Seen, plain: Seen) -> dict[str, Any]:
+def row(seen: Seen, plain: Seen) -> dict[str, Any]:
     return {
-        **asdict(one), "target_ms": [round(median(one.target_ms), 3)], "draft_ms": [round(median(one.draft_ms), 3)],
-        "speedup": round(speedup(one, plain), 3), "speedups": [round(ratio, 3) for ratio in ratios(one, plain)],
+        **asdict(seen), "target_ms": [round(median(seen.target_ms), 3)], "draft_ms": [round(median(seen.draft_ms), 3)],
+        "speedup": round(speedup(seen, plain), 3), "speedups": [round(ratio, 3) for ratio in ratios(seen, plain)],
     }  # fmt: skip
 
 
@@ -384,10 +384,10 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     for batch in BATCHES:
         for arm, style in ((f"k = {LENGTHS[1]}", "-"), (LOOP, "--")):
-            here = [row for row in rows if row["batch"] == batch and row["arm"] == arm]
-            here.sort(key=lambda row: int(row["context"]))
+            arm_rows = [row for row in rows if row["batch"] == batch and row["arm"] == arm]
+            arm_rows.sort(key=lambda row: int(row["context"]))
             left.errorbar(
-                [row["context"] for row in here], [row["speedup"] for row in here], _spread(here), linestyle=style,
+                [row["context"] for row in arm_rows], [row["speedup"] for row in arm_rows], _spread(arm_rows), linestyle=style,
                 marker="o", capsize=3, label=f"{batch} requests, {arm}",
             )  # fmt: skip
     left.axhline(1.0, color="grey", linewidth=0.8)
@@ -427,15 +427,16 @@ def main() -> None:
     measure(options, json.loads(RESULTS.read_text()) if options.resume else {})
 
 
-def keep(found: dict[str, Any]) -> None:
+def keep(measured: dict[str, Any]) -> None:
     """After the profile and after each cell: a run that is ended early leaves what it has."""
     unfinished = RESULTS.with_suffix(".part")
-    unfinished.write_text(json.dumps(found, indent=1) + "\n")
+    unfinished.write_text(json.dumps(measured, indent=1) + "\n")
     unfinished.replace(RESULTS)
-    plot([row for cell in found["cells"] for row in cell], PICTURE)
-    right, clear = found["rightSideOfOne"]
+    plot([row for cell in measured["cells"] for row in cell], PICTURE)
+    right, clear = measured["rightSideOfOne"]
     print(
-        f"predicted against measured: median error {found['medianErrorPercent']}%, {right} of {clear} on the right side"
+        f"predicted against measured: median error {measured['medianErrorPercent']}%, "
+        f"{right} of {clear} on the right side"
     )
 
 

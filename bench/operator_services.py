@@ -99,10 +99,10 @@ class Bench:
             self._client.patch(SERVICE, SERVICES, name, {"spec": {"speculation": {"maxDraftTokens": 3}}})
             time.sleep(0.3)
         self._settle()
-        found = sorted(audit.wake_up_s(self._writes(), SERVICES, changed))
-        missing = len(changed) - len(found)
-        return {"changed": len(changed), "not_applied": missing, "median_s": statistics.median(found),
-                "p99_s": _share(found, 0.99), "max_s": found[-1]}  # fmt: skip
+        wake_ups_s = sorted(audit.wake_up_s(self._writes(), SERVICES, changed))
+        missing = len(changed) - len(wake_ups_s)
+        return {"changed": len(changed), "not_applied": missing, "median_s": statistics.median(wake_ups_s),
+                "p99_s": _share(wake_ups_s, 0.99), "max_s": wake_ups_s[-1]}  # fmt: skip
 
     def _idle(self) -> dict[str, float]:
         before, looks = len(self._ours()), self._operator.metric("outrider_operator_reconciles_total")
@@ -131,8 +131,8 @@ class Bench:
     def _settle(self) -> None:
         """Until ten seconds bring no write."""
         seen = -1
-        while (now := len(self._ours())) != seen:
-            seen = now
+        while (services := len(self._ours())) != seen:
+            seen = services
             time.sleep(10)
 
     def _ours(self) -> list[audit.Write]:

@@ -102,7 +102,7 @@ def start_engine(name: str) -> Any:
         return engines.start(of_engine.engine_arguments(plan))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # vLLM's own on a CPU
     ours = ("--scheduler-cls", "--worker-cls", "--speculative-config")
-    arguments = [one for one in of_engine.engine_arguments(plan) if not one.startswith(ours)]
+    arguments = [run for run in of_engine.engine_arguments(plan) if not run.startswith(ours)]
     if name in STATIC:
         config: dict[str, object] = {**STATIC[name], "num_speculative_tokens": 3}
         if config["method"] == "eagle3":
@@ -182,19 +182,19 @@ def measure(engines: Mapping[str, Engine], rounds: int) -> list[Seen]:
 
 def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """Ours at each setting by stock's, and left to itself by stock's best: median and quartiles over the rounds."""
-    found = []
+    ratios = []
     for batch in BATCHES:
-        here = {one.arm: one for one in seen if one.batch == batch}
-        best = min(STOCKS, key=lambda name: median(here[name].cpu_ms))
+        run_of_arm = {first.arm: first for first in seen if first.batch == batch}
+        best = min(STOCKS, key=lambda name: median(run_of_arm[name].cpu_ms))
         for mine, other in (*ALIKE.items(), (OURS, STOCK), (OURS, best)):
             for figure in ("cpu_ms", "wall_ms"):
-                pairs = zip(getattr(here[mine], figure), getattr(here[other], figure), strict=True)
-                low, middle, high = quantiles([one / two for one, two in pairs], n=4)
-                found.append(
+                pairs = zip(getattr(run_of_arm[mine], figure), getattr(run_of_arm[other], figure), strict=True)
+                low, middle, high = quantiles([first / two for first, two in pairs], n=4)
+                ratios.append(
                     {"batch": batch, "of": mine, "by": other, "figure": figure, "ratio": round(middle, 3),
                      "quartiles": [round(low, 3), round(high, 3)]}
                 )  # fmt: skip
-    return found
+    return ratios
 
 
 @contextmanager
@@ -208,10 +208,10 @@ def engines_up(names: Iterable[str], benchmark: str = "real_cores") -> Iterator[
         yield started
 
 
-def write(results: Path, seen: Sequence[Seen], found: Sequence[Mapping[str, Any]]) -> None:
+def write(results: Path, seen: Sequence[Seen], ratios: Sequence[Mapping[str, Any]]) -> None:
     document = {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "compared": found, "seen": [vars(one) for one in seen],
+        "compared": ratios, "seen": [vars(run) for run in seen],
     }  # fmt: skip
     results.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -226,11 +226,11 @@ def main() -> None:
         return
     with engines_up((*STOCKS, OURS)) as started:
         seen = measure(started, options.rounds)
-    found = compared(seen)
-    write(RESULTS, seen, found)
-    for one in found:
+    ratios = compared(seen)
+    write(RESULTS, seen, ratios)
+    for run in ratios:
         print(
-            f"{one['batch']:2} requests  {one['of']} by {one['by']}, {one['figure']}: {one['ratio']} {one['quartiles']}"
+            f"{run['batch']:2} requests  {run['of']} by {run['by']}, {run['figure']}: {run['ratio']} {run['quartiles']}"
         )
 
 

@@ -54,16 +54,16 @@ class Timed:
     def _timed(self, decide: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
             began = time.thread_time()
-            found = decide(*arguments)
+            decision = decide(*arguments)
             self.seconds += time.thread_time() - began
-            return found
+            return decision
 
         return timed
 
 
 def measure(name: str, requests: int) -> Point:
     system = {"ours": ours(), "plain": plain()}[name]
-    best = min((_round(system, requests) for _ in range(ROUNDS)), key=lambda one: one[0])
+    best = min((_round(system, requests) for _ in range(ROUNDS)), key=lambda timed_round: timed_round[0])
     cpu_s, policy_s, engine = best
     steps = len(engine.log.output_at_s)
     return Point(

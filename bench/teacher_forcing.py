@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "teacher_forcing.json"
 WORST_GAP, LEAST_BEST = 1e-4, 0.9999
 DEPTH, WIDTH, AT_ONCE = 4, 4, 16
 DRAFTERS = (engines.lookup(), engines.draft_model(engines.POOR_DRAFT), engines.eagle())
-ARMS = [(DRAFTERS[0].name, 1), *((one.name, width) for one in DRAFTERS[1:] for width in (1, WIDTH))]
+ARMS = [(DRAFTERS[0].name, 1), *((drafter.name, width) for drafter in DRAFTERS[1:] for width in (1, WIDTH))]
 """Drafter and width; a lookup has chains alone."""
 
 
@@ -59,8 +59,8 @@ def answers(loaded: Loaded, texts: Sequence[Sequence[int]], tokens: int) -> list
                 loaded.text.detokenizer(text))
         for number, text in enumerate(texts)
     ]  # fmt: skip
-    for one in requests:
-        loaded.engine.add(one, time.time())
+    for one_request in requests:
+        loaded.engine.add(one_request, time.time())
     while loaded.engine.has_work:
         loaded.engine.step()
     return [tuple(request.tokens[request.prompt_tokens :]) for request in requests]
@@ -108,7 +108,7 @@ def measure(
 ) -> Arm:
     loaded.loop.pin(DEPTH, drafter, width)
     before = loaded.loop.state().drafters[drafter].accepted
-    made = torch.cat([reference(*one) for one in enumerate(answers(loaded, texts, tokens))])
+    made = torch.cat([reference(*drafter) for drafter in enumerate(answers(loaded, texts, tokens))])
     accepted = loaded.loop.state().drafters[drafter].accepted - before
     return Arm(drafter, width, accepted, len(made), float(made.max()), float((made == 0).double().mean()))
 
@@ -118,7 +118,7 @@ def write(arm: Arm, prompts: int, tokens: int) -> None:
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     sizes = {"prompts": prompts, "tokens_each": tokens}
     others = document.get("arms", []) if {name: document.get(name) for name in sizes} == sizes else []
-    others = [one for one in others if (one["drafter"], one["width"]) != (arm.drafter, arm.width)]
+    others = [drafter for drafter in others if (drafter["drafter"], drafter["width"]) != (arm.drafter, arm.width)]
     RESULTS.write_text(json.dumps({**sizes, "arms": [*others, arm._asdict()]}, indent=1) + "\n")
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=128)
-    names = [one.name for one in DRAFTERS]
+    names = [drafter.name for drafter in DRAFTERS]
     parser.add_argument("--drafters", nargs="+", choices=names, default=names)
     parser.add_argument("--widths", nargs="+", type=int, choices=(1, WIDTH), default=(1, WIDTH))
     options = parser.parse_args()

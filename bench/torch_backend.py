@@ -113,15 +113,15 @@ def measure(engines: Mapping[str, Engine], rounds: int) -> list[Seen]:
 
 def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """CPU time a token by the other's: median and quartiles over the rounds."""
-    figures, found = {(one.arm, one.batch): one.cpu_ms for one in seen}, []
+    figures, ratios = {(run.arm, run.batch): run.cpu_ms for run in seen}, []
     for batch, mine, other in COMPARED:
         pairs = zip(figures[mine, batch], figures[other, batch], strict=True)
-        low, middle, high = quantiles([one / two for one, two in pairs], n=4)
-        found.append(
+        low, middle, high = quantiles([run / two for run, two in pairs], n=4)
+        ratios.append(
             {"batch": batch, "of": mine, "by": other, "ratio": round(middle, 3),
              "quartiles": [round(low, 3), round(high, 3)]}
         )  # fmt: skip
-    return found
+    return ratios
 
 
 def main() -> None:
@@ -134,11 +134,11 @@ def main() -> None:
         return
     with engines_up(ENGINES, "torch_backend") as started:
         seen = measure(started, options.rounds)
-    found = compared(seen)
-    write(RESULTS, seen, found)
-    for one in seen:
-        print(f"{one.batch:2} requests  {one.arm}: {median(one.cpu_ms):.1f} ms of CPU a token")
-    for ratio in found:
+    ratios = compared(seen)
+    write(RESULTS, seen, ratios)
+    for run in seen:
+        print(f"{run.batch:2} requests  {run.arm}: {median(run.cpu_ms):.1f} ms of CPU a token")
+    for ratio in ratios:
         print(f"{ratio['batch']:2} requests  {ratio['of']} by {ratio['by']}: {ratio['ratio']} {ratio['quartiles']}")
 
 

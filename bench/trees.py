@@ -44,9 +44,9 @@ RUNS, STEPS, CANDIDATES, MOST_US = 5, 200, 32, 200.0
 def batch(requests: int) -> Batch:
     """Requests that decode, with room for everything."""
     nothing, much = np.zeros(requests, np.int64), np.full(requests, 1000)
-    nobody = np.full(requests, NOBODY)
+    no_class = np.full(requests, NOBODY)
     return Batch(
-        np.arange(requests), nobody, much, nothing, nothing, much, much, np.zeros(requests), nothing[None], 0.0, 8192,
+        np.arange(requests), no_class, much, nothing, nothing, much, much, np.zeros(requests), nothing[None], 0.0, 8192,
         10**6,
     )  # fmt: skip
 
@@ -104,9 +104,9 @@ def likeliest(paths: NDArray[np.floating[Any]], request: NDArray[np.int64]) -> N
     """The VERIFIED best nodes of each request."""
     order = np.lexsort((np.arange(len(paths)), -paths, request))
     places = np.arange(len(order)) - np.searchsorted(request[order], request[order])
-    found = np.zeros(len(paths), bool)
-    found[order[places < VERIFIED]] = True
-    return found
+    chosen = np.zeros(len(paths), bool)
+    chosen[order[places < VERIFIED]] = True
+    return chosen
 
 
 def best_chain(made: Recording) -> float:
@@ -121,8 +121,8 @@ def of_tokens(acceptance: float | None) -> dict[str, Any]:
     judged, chain = Judged(made), best_chain(made)
     ratio = judged.tokens / chain
     least = LEAST.get(acceptance or 0.0)
-    found = {"tree": round(judged.tokens, 3), "chain": round(chain, 3), "ratio": round(ratio, 3)}
-    return found | {"least": least, "holds": least is None or ratio >= least, "edges": of_edges(judged)}
+    figures = {"tree": round(judged.tokens, 3), "chain": round(chain, 3), "ratio": round(ratio, 3)}
+    return figures | {"least": least, "holds": least is None or ratio >= least, "edges": of_edges(judged)}
 
 
 def of_edges(judged: Judged) -> dict[str, Any]:
@@ -130,9 +130,11 @@ def of_edges(judged: Judged) -> dict[str, Any]:
     rank, depth, said, taken = (np.array(column) for column in zip(*judged.edges, strict=True))
     rates = np.zeros(len(said))
     for key in set(zip(rank.tolist(), depth.tolist(), strict=True)):
-        here = (rank == key[0]) & (depth == key[1])
-        rates[here] = taken[here].mean()
-    errors = [round(calibration_error(said[rank == one], taken[rank == one]), 4) for one in range(WIDTH)]
+        at_edge = (rank == key[0]) & (depth == key[1])
+        rates[at_edge] = taken[at_edge].mean()
+    errors = [
+        round(calibration_error(said[rank == edge_rank], taken[rank == edge_rank]), 4) for edge_rank in range(WIDTH)
+    ]
     losses = (round(log_loss(chances, taken), 4) for chances in (said, rates))
     return dict(zip(("log loss", "of rates by depth"), losses, strict=True)) | {"calibration error by rank": errors}
 
@@ -193,7 +195,7 @@ def of_selection() -> dict[str, Any]:
         if run:  # the first one compiles
             means.append(1e6 * spent / STEPS)
     mean = float(np.mean(means))
-    return {"mean us": round(mean, 1), "runs us": [round(one, 1) for one in means], "holds": mean <= MOST_US}
+    return {"mean us": round(mean, 1), "runs us": [round(mean, 1) for mean in means], "holds": mean <= MOST_US}
 
 
 def _price(most: int) -> Price:
@@ -208,13 +210,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--minutes", type=float, help="is not looked at: it takes a few")
     options = parser.parse_args()
-    found: dict[str, Any] = {"selection": of_selection()}
-    print(found["selection"])
-    found["tokens"] = {str(one or "as recorded"): of_tokens(one) for one in ACCEPTANCES}
-    for name, row in found["tokens"].items():
+    figures: dict[str, Any] = {"selection": of_selection()}
+    print(figures["selection"])
+    figures["tokens"] = {str(acceptance or "as recorded"): of_tokens(acceptance) for acceptance in ACCEPTANCES}
+    for name, row in figures["tokens"].items():
         print(name, row)
-    found["goodput"] = of_goodput(options.seeds)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    figures["goodput"] = of_goodput(options.seeds)
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

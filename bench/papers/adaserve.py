@@ -88,38 +88,41 @@ def cell(place: Place, system: System, share: float, targets: Mapping[float, flo
 
 def _figures(engine: ReplayEngine, slo: Sequence[SLOClass]) -> tuple[float, float, float]:
     load_ = engine.requests.load
-    met = trees.tpot_s(engine) <= np.array([one.tpot_s for one in slo])[load_.slo_class]
+    met = trees.tpot_s(engine) <= np.array([slo_class.tpot_s for slo_class in slo])[load_.slo_class]
     return float(met[load_.slo_class == 0].mean()), float(met.mean()), float(load_.output[met].sum() / engine.now)
 
 
 def measured(place: Place, seeds: int) -> dict[str, Any]:
     mixed = {times: share for _, times, share in TPOTS}
-    found: dict[str, Any] = {"by rate": {}, "all urgent": {}}
+    figures: dict[str, Any] = {"by rate": {}, "all urgent": {}}
     points = [("by rate", share, share, mixed) for share in RATES]
     points += [("all urgent", times, URGENT_RATE, {times: 1.0}) for times in URGENT]
     for part, key, share, targets in points:
-        row = {one.name: cell(place, one, share, targets, seeds) for one in systems()}
-        found[part][str(key)] = {name: vars_of(one) for name, one in with_best_chain(row).items()}
-        print(place, part, key, {name: one.tight for name, one in row.items()}, flush=True)
-    return found
+        row = {row_cell.name: cell(place, row_cell, share, targets, seeds) for row_cell in systems()}
+        figures[part][str(key)] = {name: vars_of(row_cell) for name, row_cell in with_best_chain(row).items()}
+        print(place, part, key, {name: row_cell.tight for name, row_cell in row.items()}, flush=True)
+    return figures
 
 
 def with_best_chain(row: Mapping[str, Cell]) -> dict[str, Cell]:
     """The static chain that attains most stands for all."""
-    chains = {name: one for name, one in row.items() if name.startswith("chain,")}
+    chains = {name: figures_cell for name, figures_cell in row.items() if name.startswith("chain,")}
     best = max(chains, key=lambda name: (chains[name].attained, chains[name].goodput))
-    return {BEST_CHAIN: chains[best], **{name: one for name, one in row.items() if name not in chains}}
+    return {
+        BEST_CHAIN: chains[best],
+        **{name: figures_cell for name, figures_cell in row.items() if name not in chains},
+    }
 
 
-def vars_of(one: Cell) -> dict[str, float]:
-    return {"tight": one.tight, "attained": one.attained, "goodput": one.goodput}
+def vars_of(figures_cell: Cell) -> dict[str, float]:
+    return {"tight": figures_cell.tight, "attained": figures_cell.attained, "goodput": figures_cell.goodput}
 
 
-def misses(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def misses(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Where our chains attain 50 to 95% of the tight class: the trees' misses by theirs."""
     rows = []
     for part in ("by rate", "all urgent"):
-        for key, row in found[part].items():
+        for key, row in figures[part].items():
             chains, wide = row[OURS_CHAINS]["tight"], row[OURS_TREES]["tight"]
             inside = BETWEEN[0] <= chains <= BETWEEN[1]
             ratio = (1 - wide) / (1 - chains) if chains < 1 else float(wide < 1)
@@ -131,12 +134,12 @@ def misses(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def measured_before(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def measured_before(options: Mapping[str, Any]) -> dict[str, Any]:
     """Worlds of a run that was stopped; none of a run over other requests."""
     if not RESULT.exists():
         return {}
-    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
-    return found["worlds"] if all(found[key] == wanted[key] for key in ("requests", "seeds")) else {}
+    stored: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    return stored["worlds"] if all(stored[key] == options[key] for key in ("requests", "seeds")) else {}
 
 
 def main() -> None:
@@ -145,16 +148,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="is not looked at: it takes as long as it takes")
     parser.add_argument("--resume", action="store_true", help="keep the worlds that the file has, if of as many seeds")
     options = parser.parse_args()
-    found: dict[str, Any] = {"paper": PAPER, "requests": REQUESTS, "seeds": options.seeds, "worlds": {}}
+    figures: dict[str, Any] = {"paper": PAPER, "requests": REQUESTS, "seeds": options.seeds, "worlds": {}}
     if options.resume:
-        found["worlds"] = measured_before(found)
+        figures["worlds"] = measured_before(figures)
     for place in PLACES:
-        if str(place) in found["worlds"]:
+        if str(place) in figures["worlds"]:
             continue
-        here = measured(place, options.seeds)
-        found["worlds"][str(place)] = {"budget": trees.budget(place, 0), **here, "misses": misses(here)}
-        RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    for name, world in found["worlds"].items():
+        place_figures = measured(place, options.seeds)
+        figures["worlds"][str(place)] = {
+            "budget": trees.budget(place, 0),
+            **place_figures,
+            "misses": misses(place_figures),
+        }
+        RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    for name, world in figures["worlds"].items():
         for row in world["misses"]:
             print(name, row)
 

@@ -109,9 +109,9 @@ class Cell:
 
 def workload(cell: Cell, count: int, seed: int) -> Workload:
     rng = np.random.default_rng([seed, 3])
-    nobody, output = np.full(count, -1, np.int64), np.full(count, TOKENS, np.int64)
+    no_class, output = np.full(count, -1, np.int64), np.full(count, TOKENS, np.int64)
     answers = np.resize(rng.permutation(cell.recording.answers), count)
-    return Workload(np.zeros(count), np.ones(count, np.int64), output, nobody, answers, cell.requests)
+    return Workload(np.zeros(count), np.ones(count, np.int64), output, no_class, answers, cell.requests)
 
 
 def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
@@ -121,15 +121,15 @@ def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
 
 def alone_rates(engine: ReplayEngine, clients: int, phases: int) -> list[float]:
     """Tokens a second in each phase, while `clients` of its requests decode, and nobody else does."""
-    log, found = engine.log, []
-    now, step_s, tokens, running = map(np.array, (log.output_at_s, log.step_s, log.tokens, log.requests))
+    log, rates = engine.log, []
+    output_at_s, step_s, tokens, running = map(np.array, (log.output_at_s, log.step_s, log.tokens, log.requests))
     begins, ends = (np.split(at, phases) for at in (engine.requests.first_s, engine.requests.done_s))
     for phase in range(phases):
         begun = ends[phase - 1].max() if phase else begins[0][:clients].max()
         over = begins[phase + 1].min() if phase + 1 < phases else np.inf
-        inside = (now > begun) & (now <= over) & (running == clients)
-        found.append(float(tokens[inside].sum() / step_s[inside].sum()))
-    return found
+        inside = (output_at_s > begun) & (output_at_s <= over) & (running == clients)
+        rates.append(float(tokens[inside].sum() / step_s[inside].sum()))
+    return rates
 
 
 def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> ReplayEngine:
@@ -169,10 +169,10 @@ def compared(cell: Cell, context: int) -> dict[str, Any]:
 
 
 def beside_paper(row: Row) -> dict[str, Any]:
-    found = compared(Cell(A100, row.requests, row.omega), row.context)
+    figures = compared(Cell(A100, row.requests, row.omega), row.context)
     by_times = round(row.omega * row.decode_ms / (row.verify_ms + row.draft_ms), 3)
     bar = row.speedup if row.speedup > 1 else AS_PLAIN
-    return {**found, "byTimes": by_times, "printed": row.speedup, "holds": found["ours"] >= bar}
+    return {**figures, "byTimes": by_times, "printed": row.speedup, "holds": figures["ours"] >= bar}
 
 
 def shifted(part: Part, seed: int) -> dict[str, Any]:
@@ -182,16 +182,16 @@ def shifted(part: Part, seed: int) -> dict[str, Any]:
     plain, ours = (served(cell, name, contexts, seed) for name in (PLAIN, OURS))
     before, after = (alone_rates(engine, cell.requests, phases) for engine in (plain, ours))
     whole = float(plain.requests.done_s.max() / ours.requests.done_s.max())
-    found = [
+    figures = [
         {"context": context, "speedup": round(fast / slow, 3)}
         for context, slow, fast in zip(part.shift, before, after, strict=True)
     ]
-    return {"requests": cell.requests, "omega": cell.omega, "seed": seed, "phases": found, "whole": round(whole, 3)}
+    return {"requests": cell.requests, "omega": cell.omega, "seed": seed, "phases": figures, "whole": round(whole, 3)}
 
 
-def told(found: dict[str, Any]) -> dict[str, Any]:
-    print(found, flush=True)
-    return found
+def told(figures: dict[str, Any]) -> dict[str, Any]:
+    print(figures, flush=True)
+    return figures
 
 
 def main() -> None:
@@ -199,10 +199,10 @@ def main() -> None:
     alone = [told(compared(Cell(H200, requests, omega_at(context)), context)) for context, requests in H200_ROWS]
     shifts = {part.world: [told(shifted(part, seed)) for seed in range(SEEDS)] for part in (A100, H200)}
     print(f"{sum(row['holds'] for row in beside)} of {len(beside)} rows hold")
-    found = {
+    figures = {
         part.world: {"rows": lines, "shift": shifts[part.world]} for part, lines in ((A100, beside), (H200, alone))
     }
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -65,13 +65,13 @@ def rows(target: str) -> list[Row]:
     ]  # fmt: skip
 
 
-def tables(found: Sequence[Row]) -> ModelTables:
+def tables(table_rows: Sequence[Row]) -> ModelTables:
     """No part by tokens alone: what a verified token costs, the rows say by requests and context."""
-    batches, contexts = _places(found)
-    attention = [[_decode_ms(found, batch, context) for context in contexts] for batch in batches]
+    batches, contexts = _places(table_rows)
+    attention = [[_decode_ms(table_rows, batch, context) for context in contexts] for batch in batches]
     further = [
         [
-            _between(found, batch, context, lambda row: row.verify_ms - row.decode_ms) / (DRAFTED * batch)
+            _between(table_rows, batch, context, lambda row: row.verify_ms - row.decode_ms) / (DRAFTED * batch)
             for context in contexts
         ]
         for batch in batches
@@ -83,27 +83,27 @@ def tables(found: Sequence[Row]) -> ModelTables:
     )  # fmt: skip
 
 
-def _places(found: Sequence[Row]) -> tuple[list[int], list[int]]:
-    return sorted({row.requests for row in found}), sorted({row.context for row in found})
+def _places(table_rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+    return sorted({row.requests for row in table_rows}), sorted({row.context for row in table_rows})
 
 
-def _between(found: Sequence[Row], batch: int, context: int, of: Callable[[Row], float]) -> float:
+def _between(table_rows: Sequence[Row], batch: int, context: int, of: Callable[[Row], float]) -> float:
     """A value of the rows of a batch at a context: between its rows, and of the nearest one beyond them."""
-    known = sorted((float(row.context), of(row)) for row in found if row.requests == batch)
+    known = sorted((float(row.context), of(row)) for row in table_rows if row.requests == batch)
     return float(np.interp(context, [at for at, _ in known], [value for _, value in known]))
 
 
-def _decode_ms(found: Sequence[Row], batch: int, context: int) -> float:
-    known = sorted({(row.context, row.decode_ms) for row in found if row.requests == batch})
+def _decode_ms(table_rows: Sequence[Row], batch: int, context: int) -> float:
+    known = sorted({(row.context, row.decode_ms) for row in table_rows if row.requests == batch})
     at, ms = np.array([point[0] for point in known], float), np.array([point[1] for point in known])
     if len(at) > 1 and context > at[-1]:
         return float(ms[-1] + (ms[-1] - ms[-2]) / (at[-1] - at[-2]) * (context - at[-1]))
     return float(np.interp(context, at, ms))
 
 
-def _draft_tables(found: Sequence[Row], draft: str) -> ModelTables:
+def _draft_tables(table_rows: Sequence[Row], draft: str) -> ModelTables:
     """One pass, by requests and their whole context. It reads as much at each, and yet took the longer, the longer."""
-    of_draft = [row for row in found if row.draft == draft]
+    of_draft = [row for row in table_rows if row.draft == draft]
     batches, contexts = _places(of_draft)
     ms = [
         [_between(of_draft, batch, context, lambda row: row.draft_ms) / DRAFTED for context in contexts]
@@ -113,16 +113,16 @@ def _draft_tables(found: Sequence[Row], draft: str) -> ModelTables:
 
 
 def document(name: str, target: str, model: str) -> dict[str, Any]:
-    found = rows(target)
+    table_rows = rows(target)
     no_launch = {"launchMs": 0.0, "samplingMs": [0.0, 0.0]}
     drafts = {
         DRAFTERS[draft]: {
             "kind": "model",
             "byWholeContext": True,
-            **_draft_tables(found, draft).document(),
+            **_draft_tables(table_rows, draft).document(),
             **no_launch,
         }
-        for draft in dict.fromkeys(row.draft for row in found)
+        for draft in dict.fromkeys(row.draft for row in table_rows)
     }
     return {
         "name": name,
@@ -134,7 +134,7 @@ def document(name: str, target: str, model: str) -> dict[str, Any]:
         "derived": list(DERIVED),
         "kvTokens": int((0.9 * GPUS * A100_BYTES - WEIGHT_BYTES) / KV_BYTES[target]),
         "graphTokens": None,
-        "target": {**tables(found).document(), **no_launch},
+        "target": {**tables(table_rows).document(), **no_launch},
         "drafters": {**drafts, "lookup": LOOKUP},
     }
 

@@ -123,7 +123,7 @@ def main() -> None:
         target = options.target or shapes_of_llama(Path(folder))
         engine = started(boot_config(target, options), tempfile.mkdtemp(prefix="outrider-device-"))
         ms = measured(Driver(engine), options)
-        found = {
+        figures = {
             "device": engine.device, "engine": engine.version, "target": options.target and options.target.name,
             "context": options.context, "requests": options.batch, "draftTokens": options.draft_tokens,
             **{name: round(value, 3) for name, value in ms.items()},
@@ -131,9 +131,9 @@ def main() -> None:
             "draftByPlain": round(ms["draftPassMs"] / ms["plainMs"], 3),
             "acceptance": ACCEPTANCE, "speedup": round(speedup(ms, options.draft_tokens), 3),
         }  # fmt: skip
-    print(json.dumps(found, indent=1))
+    print(json.dumps(figures, indent=1))
     if not options.cpu:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def measure(table: Table, paper_rate: int) -> Row:
     own_s = latency_s(table, load, Fixed(POOL))
     return Row(
         table.number, paper_rate, round(in_flight, 1), round(rate / _capacity(table), 2),
-        tuple(round(one / plain_s, 2) for one in others_s),
+        tuple(round(ratio / plain_s, 2) for ratio in others_s),
         *(_ratios(table, load, own_s, world) for world in (expanded(world_of(table)), world_of(table))),
     )  # fmt: skip
 
@@ -143,8 +143,8 @@ def _rate(table: Table, in_flight: float) -> float:
     low, high = _capacity(table) / 64, 2 * _capacity(table)
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
-        found = middle * latency_s(table, _load(table, middle), Fixed(POOL))
-        low, high = (middle, high) if found < in_flight else (low, middle)
+        load_size = middle * latency_s(table, _load(table, middle), Fixed(POOL))
+        low, high = (middle, high) if load_size < in_flight else (low, middle)
     return math.sqrt(low * high)
 
 
@@ -173,8 +173,8 @@ class Expanded:
 
     target: TargetTimes
 
-    def ms(self, one: Pass, tokens: int) -> float:
-        return self.target.ms(replace(one, requests=round(one.requests * one.queries)), tokens)
+    def ms(self, work: Pass, tokens: int) -> float:
+        return self.target.ms(replace(work, requests=round(work.requests * work.queries)), tokens)
 
 
 def expanded(world: World) -> World:

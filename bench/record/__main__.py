@@ -69,16 +69,16 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the recording, .npz")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
-    wanted = list(parts(by_group(options.prompts, options.count)))
+    all_parts = list(parts(by_group(options.prompts, options.count)))
     options.parts.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in wanted if not one.file(options.parts).exists()]
+    missing = [part for part in all_parts if not part.file(options.parts).exists()]
     models = _models() if missing else None
     for number, part in enumerate(missing):
         if time.monotonic() > until or models is None:
-            print(f"{len(missing) - number} of {len(wanted)} parts are left; the same command goes on with them")
+            print(f"{len(missing) - number} of {len(all_parts)} parts are left; the same command goes on with them")
             return 1
         _write(part, models, options.length, options.parts)
-    recording = joined([load(one.file(options.parts)) for one in wanted], tuple(GROUPS))
+    recording = joined([load(part.file(options.parts)) for part in all_parts], tuple(GROUPS))
     recording.save(options.output)
     print(f"{options.output}: {recording.answers} answers, {recording.start[-1]} positions")
     return 0
@@ -121,7 +121,7 @@ def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
     tokens, last = answer.tokens, len(answer.tokens) - DEPTH - 1
     count = last - answer.prompt
     truth = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
-    found = {"lookup": _looked_up(tokens.numpy(), answer.prompt, truth)}
+    by_drafter = {"lookup": _looked_up(tokens.numpy(), answer.prompt, truth)}
     coverages = {
         "eagle": chains.everything,
         "eagle/no-prompt": chains.without_prompt(answer.prompt),
@@ -131,14 +131,16 @@ def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
         made = chains.of_head(
             models.head, models.target.embed, tokens, answer.fused, answer.prompt - 1, count, DEPTH, visible
         )
-        found[name] = _judged(made, truth)
+        by_drafter[name] = _judged(made, truth)
     text = tokens[:last]
     made = chains.of_model(models.draft, text, answer.prompt, count, DEPTH, chains.everything)
-    found["draft"] = _judged(made, truth)
+    by_drafter["draft"] = _judged(made, truth)
     for name, (sinks, window) in WINDOWS.items():
         visible = chains.sinks_and_window(sinks, window)
-        found[name] = _judged(chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), truth)
-    return found
+        by_drafter[name] = _judged(
+            chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), truth
+        )
+    return by_drafter
 
 
 def _trees(models: Models, answer: Answer) -> Trees:
@@ -175,10 +177,10 @@ def _looked_up(tokens: np.ndarray, prompt: int, truth: Tensor) -> Proposals:
     confidence = np.zeros((len(truth), DEPTH), np.int8)
     for place, expected in enumerate(truth.numpy()):
         text = tokens[: prompt + place + 1].astype(np.int32)
-        found = lookup(text, **LOOKUP)
-        proposed[place] = len(found)
-        depth[place] = int((found == expected[: len(found)]).cumprod().sum())
-        confidence[place] = _match_length(text) if len(found) else 0
+        match = lookup(text, **LOOKUP)
+        proposed[place] = len(match)
+        depth[place] = int((match == expected[: len(match)]).cumprod().sum())
+        confidence[place] = _match_length(text) if len(match) else 0
     return Proposals(depth, proposed, confidence)
 
 

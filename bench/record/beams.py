@@ -38,10 +38,10 @@ def of_head(
     keys, places = torch.arange(n), torch.arange(first, first + count)
     seen = visible(keys[:, None], keys[None])
     state = attending_layer(head, embed(tokens[None, 1 : n + 1]).to(dtype), state, keys, seen, chain)[:, places]
-    paths, chained, found = torch.zeros(count, 1), torch.zeros(count, dtype=torch.long), []
+    paths, chained, levels = torch.zeros(count, 1), torch.zeros(count, dtype=torch.long), []
     for step in range(length):
         best = _grown(head, state[0], paths, chained, width)
-        found.append(best)
+        levels.append(best)
         paths, chained = best.path, best.chained
         if step + 1 < length:
             rows = (torch.arange(count)[:, None] * (1 if step == 0 else width) + best.parent).flatten()  # (M * w,)
@@ -50,7 +50,9 @@ def of_head(
             token = embed(best.token.flatten()[None]).to(dtype)
             at, sees = (places + 1 + step).repeat_interleave(width), seen[places].repeat_interleave(width, 0)
             state = attending_layer(head, token, state[:, rows], at, sees, chain)
-    return Beams(*(torch.stack([getattr(one, name) for one in found], 1) for name in ("token", "parent", "logprob")))
+    return Beams(
+        *(torch.stack([getattr(level, name) for level in levels], 1) for name in ("token", "parent", "logprob"))
+    )
 
 
 class _Grown(NamedTuple):

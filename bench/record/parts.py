@@ -33,7 +33,7 @@ class Part:
 def parts(groups: Mapping[str, Sequence[str]]) -> Iterator[Part]:
     """Every prompt once."""
     for group, prompts in groups.items():
-        greedy = [one for place, one in enumerate(prompts) if place % ONE_IN]
+        greedy = [prompt for place, prompt in enumerate(prompts) if place % ONE_IN]
         for temperature, chosen in ((0.0, greedy), (SAMPLED, prompts[::ONE_IN])):
             for start in range(0, len(chosen), BATCH):
                 yield Part(group, temperature, start // BATCH, tuple(chosen[start : start + BATCH]))
@@ -41,24 +41,24 @@ def parts(groups: Mapping[str, Sequence[str]]) -> Iterator[Part]:
 
 def joined(recordings: Sequence[Recording], groups: tuple[str, ...]) -> Recording:
     """One after the other. All are of the same drafters, and each one's groups are among `groups`."""
-    starts = np.cumsum([0, *(one.start[-1] for one in recordings)])
-    numbers = [np.array([groups.index(name) for name in one.groups], np.int16) for one in recordings]
+    starts = np.cumsum([0, *(recording.start[-1] for recording in recordings)])
+    numbers = [np.array([groups.index(name) for name in recording.groups], np.int16) for recording in recordings]
     return Recording(
         drafters=recordings[0].drafters,
         groups=groups,
-        group=np.concatenate([number[one.group] for number, one in zip(numbers, recordings, strict=True)]),
-        temperature=np.concatenate([one.temperature for one in recordings]),
-        prompt_tokens=np.concatenate([one.prompt_tokens for one in recordings]),
+        group=np.concatenate([number[recording.group] for number, recording in zip(numbers, recordings, strict=True)]),
+        temperature=np.concatenate([recording.temperature for recording in recordings]),
+        prompt_tokens=np.concatenate([recording.prompt_tokens for recording in recordings]),
         start=np.concatenate(
-            [[0], *(one.start[1:] + at for one, at in zip(recordings, starts[:-1], strict=True))]
+            [[0], *(recording.start[1:] + at for recording, at in zip(recordings, starts[:-1], strict=True))]
         ).astype(np.int32),
-        depth=np.concatenate([one.depth for one in recordings], axis=1),
-        proposed=np.concatenate([one.proposed for one in recordings], axis=1),
-        confidence=np.concatenate([one.confidence for one in recordings], axis=1),
-        trees={name: trees_joined([one.trees[name] for one in recordings]) for name in recordings[0].trees},
+        depth=np.concatenate([recording.depth for recording in recordings], axis=1),
+        proposed=np.concatenate([recording.proposed for recording in recordings], axis=1),
+        confidence=np.concatenate([recording.confidence for recording in recordings], axis=1),
+        trees={name: trees_joined([recording.trees[name] for recording in recordings]) for name in recordings[0].trees},
     )
 
 
 def trees_joined(trees: Sequence[Trees]) -> Trees:
     parts = ("parent", "confidence", "on_path")
-    return Trees(*(np.concatenate([getattr(one, part) for one in trees]) for part in parts))
+    return Trees(*(np.concatenate([getattr(tree, part) for tree in trees]) for part in parts))

@@ -22,7 +22,7 @@ def by_group(path: Path, count: int) -> dict[str, list[str]]:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     groups = {}
     for group, categories in GROUPS.items():
-        texts = [[line["turns"][0] for line in lines if line["category"] == one] for one in categories]
+        texts = [[line["turns"][0] for line in lines if line["category"] == category] for category in categories]
         groups[group] = list(_in_turn(texts))[:count]
         if len(groups[group]) < count:
             raise ValueError(f"{path} has {len(groups[group])} prompts of {', '.join(categories)}; {count} are needed")

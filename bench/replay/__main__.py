@@ -51,9 +51,9 @@ def main() -> int:
         print(tables(json.loads(options.output.read_text())))
         return 0
     if not options.judge:
-        found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
-        static_plot(found, PICTURE if options.output == RESULTS else options.output.with_suffix(".png"))
+        replayed = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
+        options.output.write_text(json.dumps(replayed, indent=1) + "\n")
+        static_plot(replayed, PICTURE if options.output == RESULTS else options.output.with_suffix(".png"))
     _print(json.loads(options.output.read_text()))
     return 0
 
@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
 def _print(document: dict[str, Any]) -> None:
     """The verdicts."""
     bars = [Bar(**bar) for bar in document["bars"]]
-    for bar in sorted(bars, key=lambda one: (one.name, one.holds, one.where)):
+    for bar in sorted(bars, key=lambda bar_: (bar_.name, bar_.holds, bar_.where)):
         print(bar.line())
     print("\n".join(summary(bars)))
     print(f"{document['cells']} cells, {document['cpuSeconds']} CPU seconds, {document['seeds']} seeds")
@@ -86,7 +86,7 @@ def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str,
     """Runs what fits into the time, in the plan's order; says what did not."""
     until = time.monotonic() + 60 * minutes
     done: list[Done] = []
-    waiting, left_out = [one for one in jobs(size) if one.part in parts], list[str]()
+    waiting, left_out = [job for job in jobs(size) if job.part in parts], list[str]()
     with ProcessPoolExecutor(PROCESSES) as executor:
         running: set[Future[Done]] = set()
         while waiting or running:
@@ -108,8 +108,8 @@ def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str,
 
 def run(job: Job) -> Done:
     cells, began_s = COUNT.cells, time.process_time()
-    found = job.work(*job.arguments)
-    return Done(job, found, COUNT.cells - cells, time.process_time() - began_s)
+    job_output = job.work(*job.arguments)
+    return Done(job, job_output, COUNT.cells - cells, time.process_time() - began_s)
 
 
 PARTS = ("static", "shifts", "slo", "wrong", "pool")
@@ -131,47 +131,53 @@ def jobs(size: plan.Size) -> Iterator[Job]:
 
 
 def document(done: Sequence[Done]) -> dict[str, Any]:
-    found = {part: [one.found for one in done if one.job.part == part] for part in PARTS}
-    return {"bars": [asdict(bar) for bar in _bars(found)], **_figures(found)} | {
-        "cells": sum(one.cells for one in done),
-        "cpuSeconds": round(sum(one.cpu_s for one in done)),
+    by_part = {part: [job_result.found for job_result in done if job_result.job.part == part] for part in PARTS}
+    return {"bars": [asdict(bar) for bar in _bars(by_part)], **_figures(by_part)} | {
+        "cells": sum(job_result.cells for job_result in done),
+        "cpuSeconds": round(sum(job_result.cpu_s for job_result in done)),
     }
 
 
-def _bars(found: dict[str, list[Any]]) -> list[Bar]:
-    each = [
-        *(slo_mix.bars(one) for one in found["slo"]),
-        *found["wrong"],
-        *(pool.bars(one) for one in found["pool"]),
+def _bars(by_part: dict[str, list[Any]]) -> list[Bar]:
+    bar_groups = [
+        *(slo_mix.bars(judged) for judged in by_part["slo"]),
+        *by_part["wrong"],
+        *(pool.bars(judged) for judged in by_part["pool"]),
     ]
-    return static_load.bars(found["static"]) + phases.bars(found["shifts"]) + [bar for bars in each for bar in bars]
+    return (
+        static_load.bars(by_part["static"])
+        + phases.bars(by_part["shifts"])
+        + [bar for bars in bar_groups for bar in bars]
+    )
 
 
-def _figures(found: dict[str, list[Any]]) -> dict[str, Any]:
+def _figures(by_part: dict[str, list[Any]]) -> dict[str, Any]:
     return {
         "static": [
             {
-                "world": one.point.case.world, "acceptance": one.point.case.acceptance, "group": one.point.case.group,
-                "requests": one.point.requests, "best": one.best, "goodput": rounded(one.figures),
+                "world": judged.point.case.world, "acceptance": judged.point.case.acceptance,
+                "group": judged.point.case.group,
+                "requests": judged.point.requests, "best": judged.best, "goodput": rounded(judged.figures),
             }
-            for one in found["static"]
+            for judged in by_part["static"]
         ],
         "shifts": [
             {
-                "name": one.shift.name, "case": str(one.shift.case), "best": one.best, "chosen": one.chosen,
-                "speed": {name: getattr(one, name).mean(0).round(4).tolist() for name in phases.COMPARED},
+                "name": judged.shift.name, "case": str(judged.shift.case), "best": judged.best, "chosen": judged.chosen,
+                "speed": {name: getattr(judged, name).mean(0).round(4).tolist() for name in phases.COMPARED},
             }
-            for one in found["shifts"]
+            for judged in by_part["shifts"]
         ],
-        "slo": [slo_mix.document(one) for one in found["slo"]],
+        "slo": [slo_mix.document(judged) for judged in by_part["slo"]],
         "pool": [
-            {"case": str(one.case), "requests": one.requests, "goodput": rounded(one.figures)} for one in found["pool"]
+            {"case": str(judged.case), "requests": judged.requests, "goodput": rounded(judged.figures)}
+            for judged in by_part["pool"]
         ],
     }  # fmt: skip
 
 
 def rounded(figures: dict[str, list[float]]) -> dict[str, list[float]]:
-    return {name: [round(value, 1) for value in found] for name, found in figures.items()}
+    return {name: [round(value, 1) for value in values] for name, values in figures.items()}
 
 
 if __name__ == "__main__":

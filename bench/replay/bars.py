@@ -34,11 +34,11 @@ def summary(bars: Sequence[Bar]) -> list[str]:
     """By name: the points at which a bar holds, and the worst of all."""
     lines = []
     for name in sorted({bar.name for bar in bars}):
-        here = [bar for bar in bars if bar.name == name]
-        worst = min(here, key=lambda bar: bar.value / bar.least)
-        held = sum(bar.holds for bar in here)
+        named_bars = [bar for bar in bars if bar.name == name]
+        worst = min(named_bars, key=lambda bar: bar.value / bar.least)
+        met = sum(bar.holds for bar in named_bars)
         lines.append(
-            f"{name}: {held} of {len(here)} hold, worst {worst.value:.3f} of {worst.least:.3f} ({worst.where})"
+            f"{name}: {met} of {len(named_bars)} hold, worst {worst.value:.3f} of {worst.least:.3f} ({worst.where})"
         )
     return lines
 

@@ -32,9 +32,9 @@ def tuned_table(world: World, recording: Recording, drafter: str, longest: int, 
     gains = 1 + np.cumsum(np.cumprod(mean_acceptance_rates(recording, drafter)))[:longest]
     table = []
     for n in range(1, requests + 1):
-        one = [Pass(n * (1 + k), n, TABLE_CONTEXT, n * (1 + k)) for k in range(longest + 1)]
-        seconds = [world.target_s(one[0])] + [
-            world.target_s(one[k]) + world.draft_s(drafter, one[k], k) for k in range(1, longest + 1)
+        passes = [Pass(n * (1 + k), n, TABLE_CONTEXT, n * (1 + k)) for k in range(longest + 1)]
+        seconds = [world.target_s(passes[0])] + [
+            world.target_s(passes[k]) + world.draft_s(drafter, passes[k], k) for k in range(1, longest + 1)
         ]
         table.append(int(np.argmax(np.array([1.0, *gains]) / seconds)))
     return table

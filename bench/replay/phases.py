@@ -55,8 +55,8 @@ def load(shift: Shift, seed: int) -> Workload:
     real = recording_of(shift.case)
     phase = _phase_of(shift, at_s)
     answers = np.zeros(len(at_s), np.int64)
-    for number, one in enumerate(shift.phases):
-        answers[phase == number] = answers_of(real, one.group, int((phase == number).sum()), rng)
+    for number, shift_phase in enumerate(shift.phases):
+        answers[phase == number] = answers_of(real, shift_phase.group, int((phase == number).sum()), rng)
     made = open_load(at_s, real, None, rng, LENGTHS)
     return Workload(made.at_s, made.prompt, made.output, made.slo_class, answers)
 
@@ -77,15 +77,20 @@ def _phase_of(shift: Shift, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
 def speeds(shift: Shift, load: Workload, result: Result) -> NDArray[np.float64]:
     """(phases,) the larger the better: 1 by the mean seconds of the requests that came in a phase; where it is
     overloaded, their tokens by the seconds from its start until DONE of them are answered. 1 where nobody came."""
-    phase, found = _phase_of(shift, result.arrived_s), np.ones(len(shift.phases))
-    latency, starts = result.done_s - result.arrived_s, shift.ends_s() - [one.seconds for one in shift.phases]
-    for number, one in enumerate(shift.phases):
-        here = phase == number
-        if here.any() and one.overloaded:
-            found[number] = load.output[here].sum() / (np.quantile(result.done_s[here], DONE) - starts[number])
-        elif here.any():
-            found[number] = 1 / latency[here].mean()
-    return found
+    phase, phase_speeds = _phase_of(shift, result.arrived_s), np.ones(len(shift.phases))
+    latency, starts = (
+        result.done_s - result.arrived_s,
+        shift.ends_s() - [shift_phase.seconds for shift_phase in shift.phases],
+    )
+    for number, shift_phase in enumerate(shift.phases):
+        in_phase = phase == number
+        if in_phase.any() and shift_phase.overloaded:
+            phase_speeds[number] = load.output[in_phase].sum() / (
+                np.quantile(result.done_s[in_phase], DONE) - starts[number]
+            )
+        elif in_phase.any():
+            phase_speeds[number] = 1 / latency[in_phase].mean()
+    return phase_speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,43 +114,46 @@ class Shifted:
 def judge(shift: Shift, seeds: int, screening: int) -> Shifted:
     """All single settings with a few seeds; ours, plain, the best one and the oracle's with all."""
     systems = singles(shift.case)
-    found = {name: _measure(shift, one, range(screening)) for name, one in systems.items()}
-    means = {name: np.log(one).mean(0) for name, one in found.items()}  # (phases,)
-    best = best_on_means({name: [float(one @ shift.shares())] for name, one in means.items()})
+    screened = {name: _measure(shift, system, range(screening)) for name, system in systems.items()}
+    means = {name: np.log(system).mean(0) for name, system in screened.items()}  # (phases,)
+    best = best_on_means({name: [float(system @ shift.shares())] for name, system in means.items()})
     chosen = tuple(
-        best_on_means({name: [float(one[phase])] for name, one in means.items()}) for phase in range(len(shift.phases))
+        best_on_means({name: [float(system[phase])] for name, system in means.items()})
+        for phase in range(len(shift.phases))
     )
     for name in {best, "plain", *chosen}:
-        found[name] = np.concatenate([found[name], _measure(shift, systems[name], range(screening, seeds))])
-    oracle = np.stack([found[name][:, phase] for phase, name in enumerate(chosen)], axis=1)
+        screened[name] = np.concatenate([screened[name], _measure(shift, systems[name], range(screening, seeds))])
+    oracle = np.stack([screened[name][:, phase] for phase, name in enumerate(chosen)], axis=1)
     mine = _measure(shift, ours(), range(seeds))
-    return Shifted(shift, mine, found["plain"], found[best], oracle, best, chosen)
+    return Shifted(shift, mine, screened["plain"], screened[best], oracle, best, chosen)
 
 
 def _measure(shift: Shift, system: System, seeds: Iterable[int]) -> NDArray[np.float64]:
     """(seeds, phases)"""
     loads = [(seed, load(shift, seed)) for seed in seeds]
-    rows = [speeds(shift, one, run(shift.case, system, one, seed)) for seed, one in loads]
+    rows = [speeds(shift, phase_load, run(shift.case, system, phase_load, seed)) for seed, phase_load in loads]
     return np.array(rows).reshape(len(rows), len(shift.phases))
 
 
 def bars(shifted: Sequence[Shifted]) -> list[Bar]:
-    return [bar for one in shifted for bar in (_against_hindsight(one), _against_plain(one))]
+    return [bar for judged in shifted for bar in (_against_hindsight(judged), _against_plain(judged))]
 
 
-def _against_hindsight(one: Shifted) -> Bar:
-    mine, single, oracle = (one.whole(speed) for speed in (one.ours, one.single, one.oracle))
+def _against_hindsight(shifted: Shifted) -> Bar:
+    mine, single, oracle = (shifted.whole(speed) for speed in (shifted.ours, shifted.single, shifted.oracle))
     gap = float(np.exp(np.mean(np.log(oracle / single)))) - 1
-    where, seeds = f"{one.shift.name}, {one.shift.case} (hindsight gains {gap:.1%})", len(mine)
+    where, seeds = f"{shifted.shift.name}, {shifted.shift.case} (hindsight gains {gap:.1%})", len(mine)
     if gap < SMALL_GAP:
-        return Bar("2 shifts", where, low((mine / single).tolist()), LEAST_OF_SINGLE, one.best, seeds)
+        return Bar("2 shifts", where, low((mine / single).tolist()), LEAST_OF_SINGLE, shifted.best, seeds)
     closed = closed_gap(np.log(mine), np.log(single), np.log(oracle))
-    return Bar("2 shifts, gap closed", where, low(closed.tolist()), LEAST_CLOSED, f"{one.best} and hindsight", seeds)
+    return Bar(
+        "2 shifts, gap closed", where, low(closed.tolist()), LEAST_CLOSED, f"{shifted.best} and hindsight", seeds
+    )
 
 
-def _against_plain(one: Shifted) -> Bar:
+def _against_plain(shifted: Shifted) -> Bar:
     """In the phase where it is worst."""
-    by_phase = [low((mine / plain).tolist()) for mine, plain in zip(one.ours.T, one.plain.T, strict=True)]
+    by_phase = [low((mine / plain).tolist()) for mine, plain in zip(shifted.ours.T, shifted.plain.T, strict=True)]
     worst = int(np.argmin(by_phase))
-    where = f"{one.shift.name}, {one.shift.case}, phase {worst + 1}"
-    return Bar("2 shifts, of plain decoding", where, by_phase[worst], LEAST_OF_SINGLE, "plain", len(one.ours))
+    where = f"{shifted.shift.name}, {shifted.shift.case}, phase {worst + 1}"
+    return Bar("2 shifts, of plain decoding", where, by_phase[worst], LEAST_OF_SINGLE, "plain", len(shifted.ours))

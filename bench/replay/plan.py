@@ -89,7 +89,7 @@ WINDOWS, WINDOW_STEPS, OF_CAPACITY, LONGEST_GAP_S = 6, 600, 0.5, 5.0
 
 
 def shifts(size: Size) -> list[Shift]:
-    return [one for name in SHIFTED if name in size.worlds for one in _shifts(name)]
+    return [shift for name in SHIFTED if name in size.worlds for shift in _shifts(name)]
 
 
 def _shifts(name: str) -> list[Shift]:
@@ -106,12 +106,15 @@ def _shifts(name: str) -> list[Shift]:
 def trace(name: str, acceptance: float) -> Shift:
     """The arrivals of Azure's trace, brought to half of the capacity; its phases are as many requests each."""
     full, seconds = capacity(name), WINDOWS * WINDOW_STEPS * step_s(name, 32)
-    each = round(seconds * OF_CAPACITY * full / WINDOWS)
-    at_s = _trace(WINDOWS * each + 1)
+    window_requests = round(seconds * OF_CAPACITY * full / WINDOWS)
+    at_s = _trace(WINDOWS * window_requests + 1)
     at_s *= seconds / at_s[-1]
-    windows = np.diff(at_s[::each])
-    found = tuple(Phase(float(one), each / float(one), overloaded=bool(each / one >= full)) for one in windows)
-    return Shift("arrivals of the Azure trace", Case(name, acceptance), found, tuple(at_s[:-1].tolist()))
+    windows = np.diff(at_s[::window_requests])
+    windows_as_phases = tuple(
+        Phase(float(window), window_requests / float(window), overloaded=bool(window_requests / window >= full))
+        for window in windows
+    )
+    return Shift("arrivals of the Azure trace", Case(name, acceptance), windows_as_phases, tuple(at_s[:-1].tolist()))
 
 
 def _trace(count: int) -> NDArray[np.float64]:
@@ -122,8 +125,8 @@ def _trace(count: int) -> NDArray[np.float64]:
 
 def capacity(name: str, requests: int = 128, prompt: int = 300) -> float:
     """Requests a second that plain decoding finishes with so many at a time, each with a prompt to read."""
-    one = world(name)
-    reading_s = one.target_s(Pass(prompt + requests, requests, 400, requests + 1, ((prompt, 0),)))
+    hardware = world(name)
+    reading_s = hardware.target_s(Pass(prompt + requests, requests, 400, requests + 1, ((prompt, 0),)))
     decoding_s = step_s(name, requests)
     return 1 / (TOKENS * decoding_s / requests + reading_s - decoding_s)
 
@@ -146,5 +149,5 @@ def mixes(size: Size) -> list[Mix]:
 
 def pools() -> list[tuple[Case, int]]:
     """Pools on mixed prompts: synthetic ones at several batches, and the recorded one."""
-    found = [(Case(name, mix=mix), requests) for mix, name in MIXED for requests in (2, 8, 32)]
-    return found + [(Case(name), 8) for name in SHIFTED]
+    cases = [(Case(name, mix=mix), requests) for mix, name in MIXED for requests in (2, 8, 32)]
+    return cases + [(Case(name), 8) for name in SHIFTED]

@@ -14,7 +14,7 @@ SHOWN = (
 )
 
 
-def static_plot(found: dict[str, Any], path: Path) -> None:
+def static_plot(figures: dict[str, Any], path: Path) -> None:
     """A mark a point of static load: goodput by that of plain decoding, against that of the best static setting."""
     import matplotlib as mpl
 
@@ -22,12 +22,12 @@ def static_plot(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, pane = pyplot.subplots(figsize=(6.4, 4.2))
-    highest = max((_ratio(one, one["best"]) for one in found["static"]), default=1.0)
+    highest = max((_ratio(row, row["best"]) for row in figures["static"]), default=1.0)
     pane.plot([1, highest], [1, highest], color="black", linewidth=0.8, label="best static setting of each point")
     pane.axhline(1.0, color="black", linewidth=0.8, linestyle=":", label="no speculation")
     for name, mark, colour in SHOWN:
-        best = [_ratio(one, one["best"]) for one in found["static"]]
-        mine = [_ratio(one, name) for one in found["static"]]
+        best = [_ratio(row, row["best"]) for row in figures["static"]]
+        mine = [_ratio(row, name) for row in figures["static"]]
         pane.plot(
             best, mine, mark, color=colour, markersize=5, alpha=0.8, label=f"vLLM's {name}" if name != "ours" else name
         )
@@ -41,6 +41,6 @@ def static_plot(found: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _ratio(one: dict[str, Any], name: str) -> float:
+def _ratio(row: dict[str, Any], name: str) -> float:
     """Of means over seeds."""
-    return float(np.mean(one["goodput"][name]) / np.mean(one["goodput"]["plain"]))
+    return float(np.mean(row["goodput"][name]) / np.mean(row["goodput"]["plain"]))

@@ -32,20 +32,20 @@ class PerRequest(Fixed):
         self._drafter_of, self._lengths = drafter_of, lengths
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
-        asked = self._drafter_of[batch.slo_class]
-        asked = np.where(self._lengths[asked] > 0, asked, NOBODY)
+        drafter_order = self._drafter_of[batch.slo_class]
+        drafter_order = np.where(self._lengths[drafter_order] > 0, drafter_order, NOBODY)
         numbers = np.arange(len(self._drafters))[:, None]
-        passes = np.where((asked == numbers).any(1), self._lengths, 0)
-        feed = np.where(asked == numbers, batch.missing, 0)
-        return DraftPlan(passes, np.ones_like(passes), asked[None], feed, Purpose.FIXED)
+        passes = np.where((drafter_order == numbers).any(1), self._lengths, 0)
+        feed = np.where(drafter_order == numbers, batch.missing, 0)
+        return DraftPlan(passes, np.ones_like(passes), drafter_order[None], feed, Purpose.FIXED)
 
 
-def load(case: Case, requests: int, seed: int, *, told: bool = False) -> Workload:
+def load(case: Case, requests: int, seed: int, *, knows_classes: bool = False) -> Workload:
     """`told`: each request's SLO class is the group of its prompt."""
     rng = np.random.default_rng([seed, requests, 19])
     real = recording_of(case)
     made = closed(requests, requests * ROUNDS + 8, real, case.group, rng, LENGTHS)
-    return replace(made, slo_class=real.group[made.answer].astype(np.int64)) if told else made
+    return replace(made, slo_class=real.group[made.answer].astype(np.int64)) if knows_classes else made
 
 
 def oracles(case: Case) -> Mapping[str, System]:
@@ -74,38 +74,53 @@ class Pooled:
 
 def judge(case: Case, requests: int, seeds: int, screening: int) -> Pooled:
     """The best single drafter and the best oracle of a few seeds, and ours, with all."""
-    single, figures = _best(case, requests, singles(case), seeds, screening, told=False)
+    single, figures = _best(case, requests, singles(case), seeds, screening, knows_classes=False)
     oracle = None
     if case.mix is not None:
-        oracle, found = _best(case, requests, oracles(case), seeds, screening, told=True)
-        figures |= found
+        oracle, oracle_figures = _best(case, requests, oracles(case), seeds, screening, knows_classes=True)
+        figures |= oracle_figures
     figures["ours"] = _measure(case, requests, ours(), range(seeds))
     return Pooled(case, requests, figures, single, oracle)
 
 
 def _best(
-    case: Case, requests: int, systems: Mapping[str, System], seeds: int, screening: int, *, told: bool
+    case: Case, requests: int, systems: Mapping[str, System], seeds: int, screening: int, *, knows_classes: bool
 ) -> tuple[str, dict[str, list[float]]]:
-    screened = {name: _measure(case, requests, one, range(screening), told=told) for name, one in systems.items()}
+    screened = {
+        name: _measure(case, requests, system, range(screening), knows_classes=knows_classes)
+        for name, system in systems.items()
+    }
     best = best_on_means(screened)
-    return best, {best: screened[best] + _measure(case, requests, systems[best], range(screening, seeds), told=told)}
+    return best, {
+        best: screened[best]
+        + _measure(case, requests, systems[best], range(screening, seeds), knows_classes=knows_classes)
+    }
 
 
-def _measure(case: Case, requests: int, system: System, seeds: Iterable[int], *, told: bool = False) -> list[float]:
-    return [run(case, system, load(case, requests, seed, told=told), seed).goodput for seed in seeds]
+def _measure(
+    case: Case, requests: int, system: System, seeds: Iterable[int], *, knows_classes: bool = False
+) -> list[float]:
+    return [run(case, system, load(case, requests, seed, knows_classes=knows_classes), seed).goodput for seed in seeds]
 
 
-def bars(one: Pooled) -> list[Bar]:
-    mine, single = one.figures["ours"], one.figures[one.single]
-    where, seeds = f"{one.case}, {one.requests} requests", len(mine)
-    if one.oracle is None:
-        return [Bar("5 pool, as recorded", where, low(paired(mine, single)), LEAST_ELSEWHERE, one.single, seeds)]
-    oracle = one.figures[one.oracle]
+def bars(pooled: Pooled) -> list[Bar]:
+    mine, single = pooled.figures["ours"], pooled.figures[pooled.single]
+    where, seeds = f"{pooled.case}, {pooled.requests} requests", len(mine)
+    if pooled.oracle is None:
+        return [Bar("5 pool, as recorded", where, low(paired(mine, single)), LEAST_ELSEWHERE, pooled.single, seeds)]
+    oracle = pooled.figures[pooled.oracle]
     gain = float(np.mean(oracle)) / float(np.mean(single))
     where += f" (the oracle gains {gain - 1:.0%})"
     if gain < MUCH_TO_GAIN:
-        return [Bar("5 pool", where, low(paired(mine, single)), LEAST_ELSEWHERE, one.single, seeds)]
+        return [Bar("5 pool", where, low(paired(mine, single)), LEAST_ELSEWHERE, pooled.single, seeds)]
     return [
-        Bar("5 pool, of the best single drafter", where, low(paired(mine, single)), LEAST_OF_SINGLE, one.single, seeds),
-        Bar("5 pool, of the oracle", where, low(paired(mine, oracle)), LEAST_OF_ORACLE, one.oracle, seeds),
+        Bar(
+            "5 pool, of the best single drafter",
+            where,
+            low(paired(mine, single)),
+            LEAST_OF_SINGLE,
+            pooled.single,
+            seeds,
+        ),
+        Bar("5 pool, of the oracle", where, low(paired(mine, oracle)), LEAST_OF_ORACLE, pooled.oracle, seeds),
     ]

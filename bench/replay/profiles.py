@@ -22,26 +22,28 @@ def documents(worlds: Sequence[str]) -> dict[str, object]:
 
 def document(name: str) -> dict[str, object]:
     """Predicted by the world's seconds, less 1: median size and the largest, of verifying steps, of drafts."""
-    found = {"target": list(_steps(name))} | {one.name: list(_drafts(name, one.name)) for one in pool(Case(name))}
+    rows = {"target": list(_steps(name))} | {
+        drafter.name: list(_drafts(name, drafter.name)) for drafter in pool(Case(name))
+    }
     return {
         part: {"medianErrorPercent": _percent(np.median(np.abs(errors))), "worstErrorPercent": _percent(_worst(errors))}
-        for part, errors in found.items()
+        for part, errors in rows.items()
     }
 
 
 def _steps(name: str) -> Iterator[float]:
-    one, cost = world(name), profile(name, pool(Case(name)), 0).target[ExecutionMode.UNIFORM]
+    hardware, cost = world(name), profile(name, pool(Case(name)), 0).target[ExecutionMode.UNIFORM]
     for requests in REQUESTS:
         for tokens in range(requests, (1 + LONGEST) * requests + 1, requests):
-            seconds = one.target_s(Pass(tokens, requests, CONTEXT, tokens))
+            seconds = hardware.target_s(Pass(tokens, requests, CONTEXT, tokens))
             yield cost.seconds(_shape(requests, tokens)) / seconds - 1
 
 
 def _drafts(name: str, drafter: str) -> Iterator[float]:
-    one, cost = world(name), profile(name, pool(Case(name)), 0).drafters[drafter]
+    hardware, cost = world(name), profile(name, pool(Case(name)), 0).drafters[drafter]
     for requests in REQUESTS:
         for passes in range(1, 1 + LONGEST):
-            seconds = one.draft_s(drafter, Pass(requests, requests, CONTEXT, requests), passes)
+            seconds = hardware.draft_s(drafter, Pass(requests, requests, CONTEXT, requests), passes)
             yield cost.seconds(_shape(requests, requests), passes) / seconds - 1
 
 

@@ -107,11 +107,12 @@ class System:
 
 
 def setting(case: Case, system: System) -> Setting:
-    one = world(case.world)
-    limits = Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens)
+    hardware = world(case.world)
+    limits = Limits(max_requests=MOST_REQUESTS, kv_tokens=hardware.kv_tokens)
     cost = added_us([drafter.name for drafter in pool(case)]) if system.loop else ((1, 0.0),)
     return Setting(
-        one, recording_of(case), pool(case), limits, cost, _asynchronous(case), device_ranks(case), system.patience_s,
+        hardware, recording_of(case), pool(case), limits, cost, _asynchronous(case), device_ranks(case),
+        system.patience_s,
         not system.loop,
     )  # fmt: skip
 
@@ -180,7 +181,7 @@ def adaptive() -> System:
 
 def singles(case: Case) -> Mapping[str, System]:
     """Settings that never change: no speculation, and every drafter at every length."""
-    return {one.name: one for one in (plain(), *statics(case))}
+    return {system.name: system for system in (plain(), *statics(case))}
 
 
 def others(case: Case) -> Mapping[str, System]:

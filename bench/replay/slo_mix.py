@@ -42,7 +42,7 @@ def load(case: Case, rate_per_s: float, seed: int) -> Workload:
 
 
 def attained(result: Result, targets: Sequence[SLOClass]) -> float:
-    tpot, ttft = (np.array([getattr(one, name) for one in targets]) for name in ("tpot_s", "ttft_s"))
+    tpot, ttft = (np.array([getattr(system, name) for system in targets]) for name in ("tpot_s", "ttft_s"))
     met = (result.tpot_s <= tpot[result.slo_class]) & (result.ttft_s <= ttft[result.slo_class])
     return float(met.mean())
 
@@ -64,7 +64,7 @@ class Mix:
     def measure(self, system: System, share: float, seeds: Iterable[int]) -> list[Attained]:
         rate = share * self.capacity_per_s
         results = [run(self.case, system, load(self.case, rate, seed), seed) for seed in seeds]
-        return [Attained(attained(one, self.targets), one) for one in results]
+        return [Attained(attained(system, self.targets), system) for system in results]
 
     def variants(self) -> Mapping[str, System]:
         """Ours whole, without admission, and its admission without speculation."""
@@ -91,16 +91,18 @@ class Judged:
 def judge(mix: Mix, seeds: int, screening: int) -> Judged:
     baselines = others(mix.case)
     systems = {**baselines, **mix.variants()}
-    curves = {name: [_mean(mix.measure(one, share, range(1))) for share in mix.coarse] for name, one in systems.items()}
+    curves = {
+        name: [_mean(mix.measure(system, share, range(1))) for share in mix.coarse] for name, system in systems.items()
+    }
     first = sorted(baselines, key=lambda name: -sum(curves[name]))[:CANDIDATES]
     base, share = _where_it_falls(mix, {name: baselines[name] for name in first}, curves, screening)
     chosen = {base: baselines[base], **mix.variants()}
-    there = {name: mix.measure(one, share, range(seeds)) for name, one in chosen.items()}
+    there = {name: mix.measure(system, share, range(seeds)) for name, system in chosen.items()}
     return Judged(mix, curves, base, share, there)
 
 
-def _mean(found: Sequence[Attained]) -> float:
-    return float(np.mean([one.share for one in found]))
+def _mean(runs: Sequence[Attained]) -> float:
+    return float(np.mean([attained_run.share for attained_run in runs]))
 
 
 def _where_it_falls(
@@ -111,7 +113,7 @@ def _where_it_falls(
     below = next((place for place, share in enumerate(best) if share < ATTAINED), len(best) - 1)
     share = mix.coarse[max(0, below - 1)]
     while True:
-        means = {name: [_mean(mix.measure(one, share, range(screening)))] for name, one in systems.items()}
+        means = {name: [_mean(mix.measure(system, share, range(screening)))] for name, system in systems.items()}
         name = best_on_means(means)
         if means[name][0] < ATTAINED or share >= mix.coarse[-1]:
             return name, share
@@ -121,21 +123,28 @@ def _where_it_falls(
 def bars(judged: Judged) -> list[Bar]:
     mine, base = judged.there["ours"], judged.there[judged.base]
     where = f"{judged.mix.case}, at {judged.share:.0%} of capacity"
-    avoided = [1 - (1 - one.share) / max(1e-9, 1 - other.share) for one, other in zip(mine, base, strict=True)]
-    found = [Bar("3 SLO mix, misses avoided", where, low(avoided), 1 - MOST_MISSES, judged.base, len(mine))]
+    avoided = [
+        1 - (1 - mine_run.share) / max(1e-9, 1 - other.share) for mine_run, other in zip(mine, base, strict=True)
+    ]
+    verdict_bars = [Bar("3 SLO mix, misses avoided", where, low(avoided), 1 - MOST_MISSES, judged.base, len(mine))]
     for number, target in enumerate(judged.mix.targets):
         for quantile in QUANTILES:
             ttft_s, theirs_s = (_ttft(side, number, quantile) for side in (mine, base))
             limit = max(TTFT_FACTOR * theirs_s, target.ttft_s or 0.0)
             name = f"3 SLO mix, TTFT p{100 * quantile:.0f} of {target.name}"
-            found.append(Bar(name, where, limit / ttft_s, 1.0, judged.base, len(mine)))
-    return found
+            verdict_bars.append(Bar(name, where, limit / ttft_s, 1.0, judged.base, len(mine)))
+    return verdict_bars
 
 
-def _ttft(found: Sequence[Attained], number: int, quantile: float) -> float:
+def _ttft(runs: Sequence[Attained], number: int, quantile: float) -> float:
     """Seconds, over the requests of all seeds."""
     return float(
-        np.quantile(np.concatenate([one.result.ttft_s[one.result.slo_class == number] for one in found]), quantile)
+        np.quantile(
+            np.concatenate(
+                [attained_run.result.ttft_s[attained_run.result.slo_class == number] for attained_run in runs]
+            ),
+            quantile,
+        )
     )
 
 
@@ -149,12 +158,12 @@ def document(judged: Judged) -> dict[str, object]:
         "share": judged.share,
         "there": {
             name: {
-                "attained": [round(one.share, 4) for one in found],
+                "attained": [round(attained_run.share, 4) for attained_run in runs],
                 "ttftMs": {
-                    target.name: [round(1e3 * _ttft(found, number, quantile), 1) for quantile in QUANTILES]
+                    target.name: [round(1e3 * _ttft(runs, number, quantile), 1) for quantile in QUANTILES]
                     for number, target in enumerate(judged.mix.targets)
                 },
             }
-            for name, found in judged.there.items()
+            for name, runs in judged.there.items()
         },
     }

@@ -56,7 +56,7 @@ class Judged:
 def judge(point: Point, seeds: int, screening: int) -> Judged:
     """All others with a few seeds; ours, the best static one, plain and the adaptive one with all."""
     systems = others(point.case)
-    figures = {name: measure(point, one, range(screening)) for name, one in systems.items()}
+    figures = {name: measure(point, system, range(screening)) for name, system in systems.items()}
     best = best_on_means({name: figures[name] for name in singles(point.case)})
     for name in {best, "plain", ADAPTIVE} & set(systems):
         figures[name] += measure(point, systems[name], range(screening, seeds))
@@ -65,32 +65,46 @@ def judge(point: Point, seeds: int, screening: int) -> Judged:
 
 
 def bars(judged: Sequence[Judged]) -> list[Bar]:
-    found = []
-    for one in judged:
-        seeds, where = len(one.figures["ours"]), str(one.point)
-        found.append(Bar("1 static load", where, low(one.ratios(one.best)), LEAST_POINT, one.best, seeds))
-        found.append(Bar("1 static load, of plain", where, low(one.ratios("plain")), LEAST_OF_PLAIN, "plain", seeds))
-        if ADAPTIVE not in one.figures:
+    verdict_bars = []
+    for point_result in judged:
+        seeds, where = len(point_result.figures["ours"]), str(point_result.point)
+        verdict_bars.append(
+            Bar(
+                "1 static load",
+                where,
+                low(point_result.ratios(point_result.best)),
+                LEAST_POINT,
+                point_result.best,
+                seeds,
+            )
+        )
+        verdict_bars.append(
+            Bar("1 static load, of plain", where, low(point_result.ratios("plain")), LEAST_OF_PLAIN, "plain", seeds)
+        )
+        if ADAPTIVE not in point_result.figures:
             continue
-        least = LEAST_WHERE_NOTHING_PAYS if one.best == "plain" else LEAST_OF_ADAPTIVE
-        found.append(Bar("6 adaptive verification", where, low(one.ratios(ADAPTIVE)), least, ADAPTIVE, seeds))
-    return found + _means(judged)
+        least = LEAST_WHERE_NOTHING_PAYS if point_result.best == "plain" else LEAST_OF_ADAPTIVE
+        verdict_bars.append(
+            Bar("6 adaptive verification", where, low(point_result.ratios(ADAPTIVE)), least, ADAPTIVE, seeds)
+        )
+    return verdict_bars + _means(judged)
 
 
 def _means(judged: Sequence[Judged]) -> list[Bar]:
-    found = []
-    for name in sorted({one.point.case.world for one in judged}):
-        here = [one for one in judged if one.point.case.world == name]
-        seeds = min(len(one.figures["ours"]) for one in here)
+    mean_bars = []
+    for name in sorted({point_result.point.case.world for point_result in judged}):
+        world_points = [point_result for point_result in judged if point_result.point.case.world == name]
+        seeds = min(len(point_result.figures["ours"]) for point_result in world_points)
         for title, against, least in (
             ("1 static load, geometric mean", "", LEAST_MEAN),
             ("6 adaptive verification, geometric mean", ADAPTIVE, LEAST_ADAPTIVE_MEAN),
         ):
-            compared = [point for point in here if not against or against in point.figures]
+            compared = [point for point in world_points if not against or against in point.figures]
             if not compared:
                 continue
             by_seed = [
-                geometric_mean([one.ratios(against or one.best)[seed] for one in compared]) for seed in range(seeds)
+                geometric_mean([point_result.ratios(against or point_result.best)[seed] for point_result in compared])
+                for seed in range(seeds)
             ]
-            found.append(Bar(title, name, low(by_seed), least, against or "each point's best static", seeds))
-    return found
+            mean_bars.append(Bar(title, name, low(by_seed), least, against or "each point's best static", seeds))
+    return mean_bars

@@ -59,8 +59,8 @@ def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
         for place, label in enumerate(recording.groups):
             share, rows = mix.suits[label].get(name), group == place
             if share is not None and name == LOOKUP:
-                found = _lookups(int(rows.sum()), share, np.random.default_rng([seed, place]))
-                depth[number, rows], proposed[number, rows], confidence[number, rows] = found
+                has_match = _lookups(int(rows.sum()), share, np.random.default_rng([seed, place]))
+                depth[number, rows], proposed[number, rows], confidence[number, rows] = has_match
             elif share is not None:
                 depth[number, rows] = lifted(recording, share, seed).depth[number, rows]
     return replace(recording, depth=depth, proposed=proposed, confidence=confidence)
@@ -69,11 +69,11 @@ def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
 def _lookups(
     count: int, share: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int8]]:
-    found = rng.random(count) < share
+    has_match = rng.random(count) < share
     right = (rng.random((count, DEPTH)) < COPIES).cumprod(1).sum(1)
-    confidence = np.where(found, MATCH_TOKENS, 0).astype(np.int8)
+    confidence = np.where(has_match, MATCH_TOKENS, 0).astype(np.int8)
     return (
-        np.where(found, right, 0).astype(np.int8),
-        np.where(found, DEPTH, 0).astype(np.int8),
+        np.where(has_match, right, 0).astype(np.int8),
+        np.where(has_match, DEPTH, 0).astype(np.int8),
         np.repeat(confidence[:, None], DEPTH, axis=1),
     )

@@ -22,10 +22,10 @@ AT_POINTS = {
 """Bars at each point of static load, and in the mean over a world's."""
 
 
-def tables(found: dict[str, Any]) -> str:
-    bars = [Bar(**bar) for bar in found["bars"]]
-    parts = [_static(found, bars), _listed(bars, "2 "), *(_slo(one) for one in found["slo"])]
-    return "\n\n".join([*parts, _summed(bars, "4 "), _listed(bars, "5 "), _profiles(found["profiles"])])
+def tables(figures: dict[str, Any]) -> str:
+    bars = [Bar(**bar) for bar in figures["bars"]]
+    parts = [_static(figures, bars), _listed(bars, "2 "), *(_slo(row) for row in figures["slo"])]
+    return "\n\n".join([*parts, _summed(bars, "4 "), _listed(bars, "5 "), _profiles(figures["profiles"])])
 
 
 def _table(*rows: Sequence[str]) -> str:
@@ -33,9 +33,9 @@ def _table(*rows: Sequence[str]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def _static(found: dict[str, Any], bars: Sequence[Bar]) -> str:
+def _static(figures: dict[str, Any], bars: Sequence[Bar]) -> str:
     """A row a world; then the points that miss."""
-    worlds = dict.fromkeys(one["world"] for one in found["static"])
+    worlds = dict.fromkeys(row["world"] for row in figures["static"])
     head = ("world", "points", "of each point's best static", "of plain decoding", "of adaptive verification")
     missed = [
         (bar.where, bar.name.removeprefix("1 "), bar.against, _verdict(bar))
@@ -50,12 +50,13 @@ def _world(name: str, bars: Sequence[Bar]) -> tuple[str, ...]:
     """Geometric mean over its points, how many hold, and the worst one."""
     cells = []
     for at_point, mean in AT_POINTS.items():
-        here = [bar for bar in bars if bar.name == at_point and bar.where.startswith(f"{name},")]
+        world_bars = [bar for bar in bars if bar.name == at_point and bar.where.startswith(f"{name},")]
         whole = [f"{bar.value:.3f} in the mean, " for bar in bars if bar.name == mean and bar.where == name]
         cells.append(
-            f"{''.join(whole)}{sum(bar.holds for bar in here)} hold, worst {min(bar.value for bar in here):.3f}"
+            f"{''.join(whole)}{sum(bar.holds for bar in world_bars)} hold, "
+            f"worst {min(bar.value for bar in world_bars):.3f}"
         )
-    return name, str(len(here)), *cells
+    return name, str(len(world_bars)), *cells
 
 
 def _listed(bars: Sequence[Bar], prefix: str) -> str:
@@ -69,10 +70,10 @@ def _summed(bars: Sequence[Bar], prefix: str) -> str:
     names = dict.fromkeys(bar.name for bar in bars if bar.name.startswith(prefix))
     rows = []
     for name in names:
-        here = [bar for bar in bars if bar.name == name]
-        worst = min(here, key=lambda bar: bar.value / bar.least)
-        held = f"{sum(bar.holds for bar in here)} of {len(here)}"
-        rows.append((name.removeprefix(prefix), held, f"{worst.value:.3f} of {worst.least:.3f}", worst.where))
+        named_bars = [bar for bar in bars if bar.name == name]
+        worst = min(named_bars, key=lambda bar: bar.value / bar.least)
+        met = f"{sum(bar.holds for bar in named_bars)} of {len(named_bars)}"
+        rows.append((name.removeprefix(prefix), met, f"{worst.value:.3f} of {worst.least:.3f}", worst.where))
     return _table(("bar", "hold", "worst", "where"), *rows)
 
 
@@ -91,14 +92,14 @@ def _verdict(bar: Bar) -> str:
     return f"{shown:.3f} of {bar.least:.3f}, {'holds' if bar.holds else 'missed'}"
 
 
-def _slo(one: dict[str, Any]) -> str:
+def _slo(row: dict[str, Any]) -> str:
     there = [
         (name, f"{np.mean(of['attained']):.1%}", *map(_rounded, of["ttftMs"].values()))
-        for name, of in one["there"].items()
+        for name, of in row["there"].items()
     ]
-    classes = [f"TTFT p50, p99 of {name} (ms)" for name in next(iter(one["there"].values()))["ttftMs"]]
-    rates = _table(("share of capacity", *(f"{rate:.0%}" for rate in one["rates"])), *_attained(one))
-    title = f"{one['world']}, {one['share']:.0%} of capacity, best baseline {one['base']}"
+    classes = [f"TTFT p50, p99 of {name} (ms)" for name in next(iter(row["there"].values()))["ttftMs"]]
+    rates = _table(("share of capacity", *(f"{rate:.0%}" for rate in row["rates"])), *_attained(row))
+    title = f"{row['world']}, {row['share']:.0%} of capacity, best baseline {row['base']}"
     return f"{title}\n\n{_table(('system', 'attained', *classes), *there)}\n\n{rates}"
 
 
@@ -106,6 +107,6 @@ def _rounded(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.0f}" for value in values)
 
 
-def _attained(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name in dict.fromkeys((ADMITTED[0], one["base"], *ADMITTED[1:])):
-        yield name, *(f"{share:.0%}" for share in one["attained"][name])
+def _attained(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name in dict.fromkeys((ADMITTED[0], row["base"], *ADMITTED[1:])):
+        yield name, *(f"{share:.0%}" for share in row["attained"][name])

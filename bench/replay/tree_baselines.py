@@ -31,10 +31,10 @@ class _Beaming:
     def plan_draft(self, batch: Batch) -> DraftPlan:
         passes, widths = np.zeros(self._drafters, np.int64), np.ones(self._drafters, np.int64)
         passes[self._drafter], widths[self._drafter] = self.size(max(1, int(batch.decodes.sum())))
-        asked = np.full((1, len(batch)), self._drafter, np.int64)
+        drafter_order = np.full((1, len(batch)), self._drafter, np.int64)
         feed = np.zeros((self._drafters, len(batch)), np.int64)
         feed[self._drafter] = batch.missing[self._drafter]
-        return DraftPlan(passes, widths, asked, feed, Purpose.FIXED)
+        return DraftPlan(passes, widths, drafter_order, feed, Purpose.FIXED)
 
     def observe(self, outcome: Outcome) -> None: ...
 
@@ -102,9 +102,9 @@ class AdaServe(_Beaming):
         request = forest.request
         order = np.lexsort((np.arange(len(paths)), -paths, request, -needed[request]))
         gained, taken = _before(paths[order], request[order])
-        wanted = order[(gained < needed[request[order]]) & (taken < N_MAX)]
+        chosen_nodes = order[(gained < needed[request[order]]) & (taken < N_MAX)]
         nodes = np.zeros(len(paths), bool)
-        nodes[wanted[:left]] = True
+        nodes[chosen_nodes[:left]] = True
         return nodes
 
     def observe(self, outcome: Outcome) -> None:

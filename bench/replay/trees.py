@@ -52,8 +52,8 @@ class System:
 def ours(name: str, drafter: Drafter, *, admission: bool = False) -> System:
     def build(place: Place, seed: int, classes: Classes) -> Policy:
         hot = HotSettings(max_draft_tokens=DEEPEST, slo_classes=classes, admission=admission)
-        one = world(place.world)
-        settings = Settings((drafter,), DEEPEST, SLOTS, largest_graph_tokens=one.graph_tokens, hot=hot)
+        hardware = world(place.world)
+        settings = Settings((drafter,), DEEPEST, SLOTS, largest_graph_tokens=hardware.graph_tokens, hot=hot)
         latency = profile(place.world, (drafter,), seed % PROFILES)
         return Controller(settings, latency, clock=time.perf_counter, rng=np.random.default_rng([seed, 2]))
 
@@ -74,7 +74,7 @@ def specinfer() -> System:
 
 def adaserve() -> System:
     def build(place: Place, seed: int, classes: Classes) -> Policy:
-        tpots_s = [one.tpot_s for one in classes]
+        tpots_s = [hardware.tpot_s for hardware in classes]
         return AdaServe(1, 0, budget(place, seed), DEEPEST, WIDTH, tpots_s)
 
     return System("AdaServe as published", build)
@@ -87,9 +87,10 @@ def budget(place: Place, seed: int) -> int:
 
 
 def run(place: Place, system: System, load: Workload, seed: int, classes: Classes = ()) -> ReplayEngine:
-    one = world(place.world)
+    hardware = world(place.world)
     setting = Setting(
-        one, recording(place.acceptance), (TREES,), Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens),
+        hardware, recording(place.acceptance), (TREES,),
+        Limits(max_requests=MOST_REQUESTS, kv_tokens=hardware.kv_tokens),
         added_us([TREES.name], "stepper_us") if system.decides else ((1, 0.0),),
         asynchronous=False, bundled=True,
     )  # fmt: skip

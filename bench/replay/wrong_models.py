@@ -59,8 +59,10 @@ class Unreported:
         return self.policy.plan_draft(batch)
 
     def observe(self, outcome: Outcome) -> None:
-        told = 1 - self.rng.uniform(*MISSING)
-        self.policy.observe(replace(outcome, target_s=told * outcome.target_s, draft_s=told * outcome.draft_s))
+        reported_share = 1 - self.rng.uniform(*MISSING)
+        self.policy.observe(
+            replace(outcome, target_s=reported_share * outcome.target_s, draft_s=reported_share * outcome.draft_s)
+        )
 
     def release(self, slots: Ints) -> None:
         self.policy.release(slots)
@@ -85,8 +87,8 @@ def judge(point: Point, seeds: int) -> list[Bar]:
     own = measure(point, ours(), range(seeds))
     return [
         Bar(
-            f"4 wrong models, {name}", str(point), low(paired(measure(point, one, range(seeds)), own)), LEAST,
+            f"4 wrong models, {name}", str(point), low(paired(measure(point, system, range(seeds)), own)), LEAST,
             "ours with its own profile", seeds,
         )
-        for name, one in systems().items()
+        for name, system in systems().items()
     ]  # fmt: skip

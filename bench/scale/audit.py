@@ -53,7 +53,7 @@ def first_status_s(writes: Iterable[Write], namespace: str) -> dict[str, float]:
 def wake_up_s(writes: Iterable[Write], namespace: str, changed: Mapping[str, float]) -> list[float]:
     """Seconds from a change of a service (answered after `changed[name]`) to the operator's write of its hot config,
     less what the API server took for the operator's writes to that service in between."""
-    found = []
+    delays_s = []
     for name, after in changed.items():
         mine = [write for write in writes if write.namespace == namespace and write.asked_at >= after]
         patch = next(w for w in mine if not w.by_operator and (w.resource, w.name) == ("speculativeservices", name))
@@ -62,8 +62,8 @@ def wake_up_s(writes: Iterable[Write], namespace: str, changed: Mapping[str, flo
             continue
         between = [w for w in mine if w.by_operator and w.name.startswith(name) and w.answered_at <= hot.asked_at]
         served_s = sum(w.took_s for w in between if w.asked_at >= patch.answered_at)
-        found.append(max(0.0, hot.asked_at - patch.answered_at - served_s))
-    return found
+        delays_s.append(max(0.0, hot.asked_at - patch.answered_at - served_s))
+    return delays_s
 
 
 def _write(entry: Mapping[str, Any]) -> Write:

@@ -49,13 +49,13 @@ class Judged:
 
     def line(self) -> str:
         lengths = f"K {_mean(self.served, 'draft_length'):.2f} ({self.length:+.2f})"
-        preempted = sum(one.preempted for one in self.served), sum(one.preempted for one in self.replayed)
+        preempted = sum(run.preempted for run in self.served), sum(run.preempted for run in self.replayed)
         more = f", {preempted[0]} preempted ({preempted[1]})" if any(preempted) else ""
         return f"{'holds ' if self.holds else 'MISSED'} {self.cell}: latency {self.latency:+.1%}, {lengths}{more}"
 
 
-def _mean(found: Sequence[Served], name: str) -> float:
-    return float(np.mean([getattr(one, name) for one in found]))
+def _mean(runs: Sequence[Served], name: str) -> float:
+    return float(np.mean([getattr(run, name) for run in runs]))
 
 
 def compare(cell: Cell, seeds: int, processes: Executor) -> Judged:

@@ -48,9 +48,9 @@ class Cell:
         return replace(ours(), loop=False) if self.system == "ours" else singles(self.case)[self.system]
 
     def setting(self) -> Setting:
-        found = replace(setting(self.case, self.policy()), confidences=False, asynchronous=self.asynchronous)
-        limits = replace(found.limits, kv_tokens=SMALL_KV_TOKENS) if self.little_memory else found.limits
-        return replace(found, limits=limits)
+        base_setting = replace(setting(self.case, self.policy()), confidences=False, asynchronous=self.asynchronous)
+        limits = replace(base_setting.limits, kv_tokens=SMALL_KV_TOKENS) if self.little_memory else base_setting.limits
+        return replace(base_setting, limits=limits)
 
 
 OPEN = (

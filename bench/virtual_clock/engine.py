@@ -83,7 +83,7 @@ def served(
     """
     clock, requests = Clock(), ReplayRequests(replace(load, output=load.output + DEPTH))  # drafters know no end
     device = Device(setting.world, setting.recording, setting.drafters, requests)
-    names = [one.name for one in setting.drafters]
+    names = [argument.name for argument in setting.drafters]
     drafter = names.index(stock.drafter) if stock and stock.drafter else None
     plan = _plan([HOSTED[name] for name in names], setting)
     ranks = setting.device_ranks and stock is None
@@ -158,15 +158,15 @@ def _serve(core: Any, load: Workload, requests: ReplayRequests, clock: Clock) ->
         running -= _note(outputs or {}, requests, clock.now)
 
 
-def _note(outputs: dict[int, Any], requests: ReplayRequests, now: float) -> int:
+def _note(outputs: dict[int, Any], requests: ReplayRequests, now_s: float) -> int:
     """The requests that ended."""
     ended = 0
-    for output in (one for client in outputs.values() for one in client.outputs):
+    for output in (argument for client in outputs.values() for argument in client.outputs):
         row = int(output.request_id)
         if output.new_token_ids and np.isnan(requests.first_s[row]):
-            requests.first_s[row] = now
+            requests.first_s[row] = now_s
         if output.finish_reason is not None:
-            requests.done_s[row] = now
+            requests.done_s[row] = now_s
             ended += 1
     return ended
 
@@ -200,7 +200,7 @@ def _arguments(plan: launch.LaunchPlan, stock: Stock | None) -> list[str]:
     if stock is None:
         return ours
     mine = ("--scheduler-cls", "--worker-cls", "--speculative-config", "--additional-config")
-    kept = [one for one in ours if not one.startswith(mine)]
+    kept = [argument for argument in ours if not argument.startswith(mine)]
     if stock.drafter is None:
         return kept
     config = METHODS[stock.drafter] | {"num_speculative_tokens": stock.k}

@@ -178,12 +178,12 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         """Stock: one drafter over every request, at the scheduler's length."""
         count, requests = len(self.device.drafters), len(books.rows)
         passes, fed = np.zeros(count, np.int64), np.zeros((count, requests), np.int64)
-        asked = np.full((1, requests), NOBODY, np.int64)
+        drafter_order = np.full((1, requests), NOBODY, np.int64)
         if self._drafter is not None and output.num_spec_tokens_to_schedule:
-            passes[self._drafter], asked[:] = output.num_spec_tokens_to_schedule, self._drafter
+            passes[self._drafter], drafter_order[:] = output.num_spec_tokens_to_schedule, self._drafter
             missing, _, _ = self.device.caches.columns(books, tokens)
             fed[self._drafter] = missing[self._drafter]
-        return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
+        return DraftPlan(passes, np.ones_like(passes), drafter_order, fed, Purpose.FIXED), fed
 
     def _ordered(self, order: DraftOrder, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
         """A member that reads and runs, runs over the whole step, and over the gaps that it is to close."""
@@ -193,9 +193,9 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
                 fed[number] = tokens
         for gap in order.gaps:
             fed[gap.drafter, gap.request] += gap.end - gap.start
-        asked = np.stack([order.chosen, order.second]).astype(np.int64)
+        drafter_order = np.stack([order.chosen, order.second]).astype(np.int64)
         passes = np.maximum(order.passes, 0).astype(np.int64)
-        return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
+        return DraftPlan(passes, np.ones_like(passes), drafter_order, fed, Purpose.FIXED), fed
 
     def _tell(
         self, made: ModelRunnerOutput, order: DraftOrder, ran: DeviceStep, books: Books, ranked: Ints | None
@@ -210,14 +210,14 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
                 :, : order.draft_tokens
             ],
         )  # fmt: skip
-        told = StepReport(ran.target_s, verified=None if ranked is None else numbers(ranked))
+        step_report = StepReport(ran.target_s, verified=None if ranked is None else numbers(ranked))
         if self._asynchronous:
-            told.drafts, self._awaiting_report = self._awaiting_report, [report]
+            step_report.drafts, self._awaiting_report = self._awaiting_report, [report]
         else:
-            told.drafts = [report]
-            told.proposals = self._proposals if order.draft_tokens else None
+            step_report.drafts = [report]
+            step_report.proposals = self._proposals if order.draft_tokens else None
         self._proposals = None
-        attach(made, told)
+        attach(made, step_report)
 
 
 def _sampled(ran: DeviceStep) -> list[list[int]]:

@@ -264,20 +264,22 @@ class Verified(NamedTuple):
     """Who was asked first."""
 
 
-def verified(told: FinishedStep, drafters: Sequence[str]) -> list[Verified]:
+def verified(finished: FinishedStep, drafters: Sequence[str]) -> list[Verified]:
     """Of each request that somebody was asked for."""
-    outcome, found = told.outcome, list[Verified]()
+    outcome, request_steps = finished.outcome, list[Verified]()
     forest = outcome.forest
-    for row, name in enumerate(told.step.names):
+    for row, name in enumerate(finished.step.names):
         nodes = forest.request == row
         ranks = [number for number in forest.asked[:, row].tolist() if number >= 0]
         if not ranks:
             continue
-        who = int(forest.drafter[nodes][0]) if nodes.any() else ranks[0]
-        proposed, scored, kept = (int(one[nodes].sum()) for one in (nodes, outcome.verified, outcome.accepted))
-        asked = int(forest.lengths[who])
-        found.append(Verified(name, drafters[who], asked, proposed, scored, kept, drafters[ranks[0]]))
-    return found
+        drafter = int(forest.drafter[nodes][0]) if nodes.any() else ranks[0]
+        proposed, scored, kept = (int(flags[nodes].sum()) for flags in (nodes, outcome.verified, outcome.accepted))
+        planned_tokens = int(forest.lengths[drafter])
+        request_steps.append(
+            Verified(name, drafters[drafter], planned_tokens, proposed, scored, kept, drafters[ranks[0]])
+        )
+    return request_steps
 
 
 class Bench:
@@ -305,7 +307,7 @@ class Bench:
 
     def run(self, requests: Sequence[Asked], **how: Any) -> list[list[int]]:
         """Tokens per request; none of one that was aborted before it had any. how: as `outputs` takes it."""
-        return [[] if one is None else list(one.outputs[0].token_ids) for one in self.outputs(requests, **how)]
+        return [[] if output is None else list(output.outputs[0].token_ids) for output in self.outputs(requests, **how)]
 
     def outputs(
         self,
@@ -338,13 +340,13 @@ class Bench:
     def outcomes(self) -> list[Verified]:
         """Of each request in each step."""
         names = list(self.loop.numbers)
-        return [one for step in self.steps for one in verified(step, names)]
+        return [request_step for step in self.steps for request_step in verified(step, names)]
 
     def accepted(self, drafter: str) -> int:
-        return sum(one.accepted for one in self.outcomes if one.drafter == drafter)
+        return sum(outcome.accepted for outcome in self.outcomes if outcome.drafter == drafter)
 
     def verified(self, drafter: str | None = None) -> int:
-        return sum(one.verified for one in self.outcomes if drafter is None or one.drafter == drafter)
+        return sum(flags.verified for flags in self.outcomes if drafter is None or flags.drafter == drafter)
 
 
 def _sampling(sampling: dict[str, Any]) -> Any:

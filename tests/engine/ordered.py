@@ -143,8 +143,8 @@ class OrderedBench:
         waiting, step = list(enumerate(prompts)), 0
         while waiting or engine.has_unfinished_requests():
             while waiting and step >= waiting[0][0] * arrive_every:
-                index, asked = waiting.pop(0)
-                prompt, own = (asked, {}) if isinstance(asked, str) else asked
+                index, arguments = waiting.pop(0)
+                prompt, own = (arguments, {}) if isinstance(arguments, str) else arguments
                 engine.add_request(str(index), prompt, engines._sampling(sampling | own))
             before_step(step)
             for output in engine.step():

@@ -91,14 +91,14 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the metric's samples with these labels. Raises KeyError when there is none."""
-        found = [
+        samples = [
             float(line.rsplit(" ", 1)[1])
             for line in self.admin.get("/metrics").text.splitlines()
             if re.match(rf"{name}[{{ ]", line) and all(f'{key}="{value}"' in line for key, value in labels.items())
         ]
-        if not found:
+        if not samples:
             raise KeyError(name)
-        return sum(found)
+        return sum(samples)
 
     def chat(self, content: str = "Say hi.", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}

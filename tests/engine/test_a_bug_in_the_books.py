@@ -49,7 +49,7 @@ def plain(running: Bench) -> list[list[int]]:
     return running.generate(SHORT)
 
 
-@pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
     engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, books: type | str, call: str
 ) -> None:
@@ -57,11 +57,11 @@ def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
     before = engine.loop.failures
     engine.loop.pin(2, "draft")
     where = importlib.import_module(books) if isinstance(books, str) else books
-    real, calls, nobody = getattr(where, call), [], dict[str, object]()
+    real, calls, no_request = getattr(where, call), [], dict[str, object]()
 
     def fail_once(*arguments: object, **keywords: object) -> object:
         calls.append(arguments)
-        return nobody["of this name"] if len(calls) == 3 else real(*arguments, **keywords)
+        return no_request["of this name"] if len(calls) == 3 else real(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
         patch.setattr(where, call, fail_once)

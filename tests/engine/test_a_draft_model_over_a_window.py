@@ -78,9 +78,9 @@ def test_no_pass_reads_more_than_the_window_and_its_own_tokens(
 
     def noted(*arguments: Any, **keywords: Any) -> Any:
         metadata = made(*arguments, **keywords)
-        one = next(iter(metadata.values()))
-        tokens = one.query_start_loc[1:] - one.query_start_loc[:-1]
-        seen.extend(zip(one.seq_lens.tolist(), tokens.tolist(), strict=True))
+        layer_metadata = next(iter(metadata.values()))
+        tokens = layer_metadata.query_start_loc[1:] - layer_metadata.query_start_loc[:-1]
+        seen.extend(zip(layer_metadata.seq_lens.tolist(), tokens.tolist(), strict=True))
         return metadata
 
     with pytest.MonkeyPatch.context() as patch:
@@ -127,20 +127,20 @@ def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[in
     for (_, _, known), tokens in engine.scheduler.proposals.items():
         answer = reference[last][known - prompt :]
         tried += min(len(tokens), len(answer))
-        right += sum(one == other for one, other in zip(tokens, answer, strict=False))
+        right += sum(token == other for token, other in zip(tokens, answer, strict=False))
     assert right == tried > 0
 
 
 def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing() -> None:
     """Under the loop, with a tight window: prompts in chunks, memory for two of four, one of them aborted."""
-    asked: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
+    prompts: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
     extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=128"]
     with (
         bench([draft_model(SMALL, window_tokens=32)], extra=extra, target=SMALL) as served,
         pytest.MonkeyPatch.context() as patch,
     ):
         served.loop.pin(0)
-        plain = served.run(asked)
+        plain = served.run(prompts)
         served.fresh()
         served.loop.pin(3, "draft")
         preempted, preempt = list[str](), served.scheduler._preempt_request
@@ -151,13 +151,13 @@ def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing
 
         patch.setattr(served.scheduler, "_preempt_request", noted)
         blocks = served.scheduler.kv_cache_manager.block_pool
-        held = blocks.get_new_blocks(blocks.get_num_free_blocks() - 12)
+        reserved = blocks.get_new_blocks(blocks.get_num_free_blocks() - 12)
         try:
-            assert served.run(asked) == plain
+            assert served.run(prompts) == plain
             assert preempted
-            kept = served.run(asked, abort_at={40: "1"})
+            kept = served.run(prompts, abort_at={40: "1"})
         finally:
-            blocks.free_blocks(held)
+            blocks.free_blocks(reserved)
         assert [kept[place] for place in (0, 2, 3)] == [plain[place] for place in (0, 2, 3)]
 
 

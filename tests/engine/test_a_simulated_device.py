@@ -67,7 +67,7 @@ def slowing() -> Slowing:
 
 def test_a_draft_that_slows_three_times_lowers_k(slowing: Slowing) -> None:
     """Bug: in asynchronous scheduling the draft's time was part of the target's, so its slowing was never found out."""
-    chosen = [int(told.outcome.draft_plan.passes[0]) for told in slowing.steps]
+    chosen = [int(step.outcome.draft_plan.passes[0]) for step in slowing.steps]
     assert len(chosen) >= STEPS - 5
     assert np.mean(chosen[SLOW_FROM - 40 : SLOW_FROM]) >= 2
     assert np.mean(chosen[-40:]) <= 0.5
@@ -76,14 +76,14 @@ def test_a_draft_that_slows_three_times_lowers_k(slowing: Slowing) -> None:
 def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: Slowing) -> None:
     """Bug: the draft's time was what its launch took on the host. Closing a gap takes a pass of its own."""
     device, steps, _ = slowing
-    told = [one.outcome for one in steps if math.isfinite(one.outcome.step_s)]
-    assert len(told) >= 0.9 * len(steps)
-    for outcome in told:
-        asked, passes = int(outcome.draft_plan.passes[0]), outcome.draft_s[0] / FAST_S
+    timed = [step.outcome for step in steps if math.isfinite(step.outcome.step_s)]
+    assert len(timed) >= 0.9 * len(steps)
+    for outcome in timed:
+        draft_tokens, passes = int(outcome.draft_plan.passes[0]), outcome.draft_s[0] / FAST_S
         assert outcome.target_s == pytest.approx(device.target_s, abs=1e-4)
-        if asked:
+        if draft_tokens:
             assert passes == pytest.approx(round(passes), abs=0.01)
-            assert round(passes) in (asked, asked + 1, 3 * asked, 3 * asked + 3)
+            assert round(passes) in (draft_tokens, draft_tokens + 1, 3 * draft_tokens, 3 * draft_tokens + 3)
 
 
 @pytest.mark.parametrize("place", range(len(POINTS)), ids=map(str, POINTS))
@@ -115,8 +115,10 @@ def test_synchronous_proposals_are_read_once_the_device_has_them() -> None:
         plain = engine.generate(PROMPTS)
         engine.fresh()
         lengths = itertools.cycle((0, 3, 3, 1, 0, 2, 3))
-        asked = [(prompt, dict[str, Any]()) for prompt in PROMPTS]
-        assert engine.run(asked, arrive_every=2, before_step=lambda _: engine.loop.pin(next(lengths), "draft")) == plain
+        requests = [(prompt, dict[str, Any]()) for prompt in PROMPTS]
+        assert (
+            engine.run(requests, arrive_every=2, before_step=lambda _: engine.loop.pin(next(lengths), "draft")) == plain
+        )
         assert engine.accepted("draft") > 0
         assert device.waited
 

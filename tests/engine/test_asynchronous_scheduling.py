@@ -52,7 +52,7 @@ def test_a_length_that_changes_at_every_step_loses_nothing_and_nobody(
     """Bugs: at K = 0 the padding of a draft that ran, and at a later K the padding behind it, was taken for nonsense,
     and a good drafter was suspended for minutes."""
     assert type(engine.scheduler).__name__ == "OutriderAsyncScheduler"
-    for drafter in (one.name for one in engine.plan.pool.hosted):
+    for drafter in (member.name for member in engine.plan.pool.hosted):
         engine.fresh()
         lengths = itertools.cycle((0, 3, 1, 0, 0, 2, 3))
         tokens = engine.run(
@@ -72,7 +72,7 @@ def test_a_request_that_reaches_the_length_limit_ends_there_and_the_others_go_on
     tokenizer = engine.llm.get_tokenizer()
     limit = int(engine.plan.boot.engine.extra_args[0].partition("=")[2])
     near = tokenizer.decode(tokenizer.encode("word " * limit)[: limit - 12])
-    for drafter in (one.name for one in engine.plan.pool.hosted):
+    for drafter in (member.name for member in engine.plan.pool.hosted):
         engine.loop.pin(3, drafter)
         near_tokens, other = engine.run([(near, {"max_tokens": 40}), (SHORT[1], {})])
         assert other == reference[1]
@@ -88,8 +88,8 @@ def test_what_a_draft_took_and_brought_is_told_a_step_later(engine: Bench) -> No
     number = engine.loop.numbers[drafter]
     assert sum(step.draft_s[number] > 0 for step in steps) >= len(steps) - 1
     assert all(step.target_s > 0 for step in steps)
-    outcomes = [one for one in engine.outcomes if one.drafter == drafter]
-    assert all(one.accepted <= one.verified <= one.proposed <= one.asked for one in outcomes)
+    outcomes = [member for member in engine.outcomes if member.drafter == drafter]
+    assert all(member.accepted <= member.verified <= member.proposed <= member.asked for member in outcomes)
     assert engine.accepted(drafter) > 0
 
 

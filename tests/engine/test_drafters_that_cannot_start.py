@@ -40,7 +40,7 @@ def without_eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reasons(engine: Bench) -> dict[str, str]:
     """Of the drafters that are not loaded."""
-    drafters: list[DrafterReport] = [state_of(engine, one.name) for one in engine.plan.boot.draft_pool]
+    drafters: list[DrafterReport] = [state_of(engine, entry.name) for entry in engine.plan.boot.draft_pool]
     return {drafter.name: drafter.reason for drafter in drafters if not drafter.loaded}
 
 
@@ -51,7 +51,7 @@ def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without
     boot = boot.model_copy(update={"target": model(without_eagle)})
     run_dir = engines.make_plan([]).paths
     plan = launch.plan_launch(boot, engines.hot_config(), run_dir)
-    assert [one.name for one in plan.pool.hosted] == ["eagle", "pld"]
+    assert [entry.name for entry in plan.pool.hosted] == ["eagle", "pld"]
     with engines.engine(plan) as llm:
         engine = Bench(llm, plan)
         assert "EAGLE-3" in reasons(engine)["eagle"]
@@ -75,10 +75,12 @@ def test_draft_that_ends_before_overridden_positions_is_left_out(tmp_path: Path)
     plan = engines.make_plan([draft_model(short), sparse_self(1020), lookup()], extra=overridden, target=short)
     assert [drafter.name for drafter in plan.pool.hosted] == ["draft", "self", "pld"]
     with engines.engine(plan) as llm:
-        found = reasons(Bench(llm, plan))
-    assert "the draft model has 256 positions (max_position_embeddings), and a request may take 1024" in found["draft"]
-    assert "its window is 1036 tokens, and a request may take 1024" in found["self"]
-    assert set(found) == {"draft", "self"}
+        reason_of = reasons(Bench(llm, plan))
+    assert (
+        "the draft model has 256 positions (max_position_embeddings), and a request may take 1024" in reason_of["draft"]
+    )
+    assert "its window is 1036 tokens, and a request may take 1024" in reason_of["self"]
+    assert set(reason_of) == {"draft", "self"}
 
 
 def test_heads_are_left_out_when_target_claims_hidden_states_in_vain(tmp_path: Path) -> None:

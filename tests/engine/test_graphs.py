@@ -34,7 +34,7 @@ SOME: Table = [[1, 1, 1]]
 def launch_plan() -> LaunchPlan:
     """Of the example, with a second head."""
     service = load_local_service(EXAMPLE)
-    head = next(one for one in service.boot.draft_pool if one.eagle is not None)
+    head = next(drafter for drafter in service.boot.draft_pool if drafter.eagle is not None)
     pool = HostedPool(hosted=(*service.boot.draft_pool, head.model_copy(update={"name": "second"})))
     return LaunchPlan(
         boot=service.boot, hot=service.hot, paths=Paths(run_dir="/run"), pool=pool, engine_version="0.32.0"
@@ -46,8 +46,13 @@ def given_to_vllm() -> tuple[list[int], Table]:
     made = arguments.engine_arguments(launch_plan())
     assert f"--max-num-seqs={REQUESTS}" in made
     after = made[made.index("--cudagraph-capture-sizes") + 1 :]
-    sizes = [int(one) for one in after[: next(place for place, one in enumerate(after) if one.startswith("--"))]]
-    speculative = json.loads(next(one for one in made if one.startswith("--speculative-config")).partition("=")[2])
+    sizes = [
+        int(argument)
+        for argument in after[: next(place for place, argument in enumerate(after) if argument.startswith("--"))]
+    ]
+    speculative = json.loads(
+        next(argument for argument in made if argument.startswith("--speculative-config")).partition("=")[2]
+    )
     assert speculative["num_speculative_tokens"] == DRAFTED
     table: Table = speculative["num_speculative_tokens_per_batch_size"]
     return sizes, table
@@ -291,11 +296,11 @@ def test_the_mode_is_what_the_attention_can_replay(groups: list[Any], beyond: st
 
     graphs_of: Any = PoolRunner._graphs
     runner = SimpleNamespace(
-        attn_groups=[[attention(*one) for one in groups]], vllm_config=None, decode_query_len=DRAFTED + 1,
+        attn_groups=[[attention(*group) for group in groups]], vllm_config=None, decode_query_len=DRAFTED + 1,
         model_state=SimpleNamespace(get_additional_cg_support=lambda: (AttentionCGSupport[beyond], "another")),
         speculator=SimpleNamespace(any_length_fits=None),
     )  # fmt: skip
-    with mock.patch.object(cudagraph_utils, "ModelCudaGraphManager", lambda *_, **given: given):
+    with mock.patch.object(cudagraph_utils, "ModelCudaGraphManager", lambda *_, **keywords: keywords):
         assert graphs_of(runner, varlen_decode=False) == {"varlen_decode": fits}
         assert runner.speculator.any_length_fits is fits
         plain = SimpleNamespace(speculator=None)

@@ -30,10 +30,10 @@ NAMES = ["a", "b", "c", "d"]
 class Member:
     """Proposes `token`, `token + 1`, ... for every request; `found` as a lookup tells it."""
 
-    def __init__(self, token: int, found: list[int] | None = None, matched: list[int] | None = None) -> None:
+    def __init__(self, token: int, follow_up_tokens: list[int] | None = None, matched: list[int] | None = None) -> None:
         self.token, self.asked = token, list[int]()
-        if found is not None:
-            self.follow_up_tokens = torch.tensor(found)
+        if follow_up_tokens is not None:
+            self.follow_up_tokens = torch.tensor(follow_up_tokens)
         if matched is not None:
             self.matched = torch.tensor(matched)
 
@@ -62,8 +62,10 @@ class DeviceBehind(HostClock):
         self.reached = self.ticks
 
 
-def pool(*makers: Callable[[], Any], told: Callable[[str, Exception], None] = print, agree: Agreement = alone) -> Any:
-    """told: of each member that cannot be made."""
+def pool(
+    *makers: Callable[[], Any], note_failure: Callable[[str, Exception], None] = print, agree: Agreement = alone
+) -> Any:
+    """Make a pool of these members. note_failure: called for each member that cannot be made."""
     from outrider_runtime.vllm_plugin import cpu_worker  # binds vLLM's kernels before the next line binds others
     from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
 
@@ -76,22 +78,24 @@ def pool(*makers: Callable[[], Any], told: Callable[[str, Exception], None] = pr
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
     named = [(f"member {number}", make) for number, make in enumerate(makers)]
-    return PoolSpeculator(named, config, torch.device("cpu"), told, agree)
+    return PoolSpeculator(named, config, torch.device("cpu"), note_failure, agree)
 
 
 def order(passes: list[int], chosen: list[int], second: list[int] | None = None, **fields: Any) -> DraftOrder:
-    nobody = [NOBODY] * len(chosen)
-    return DraftOrder(max(0, *passes), numbers(passes), numbers(chosen), numbers(second or nobody), **fields)
+    no_drafter = [NOBODY] * len(chosen)
+    return DraftOrder(max(0, *passes), numbers(passes), numbers(chosen), numbers(second or no_drafter), **fields)
 
 
 def rows_of(names: list[str]) -> Any:
     return SimpleNamespace(num_reqs=len(names), req_ids=names, idx_mapping=torch.arange(len(names)))
 
 
-def drafted(members: list[Any], given: DraftOrder, batch: list[str] = NAMES, clock: Any = None) -> tuple[Any, Any]:
+def drafted(
+    members: list[Any], draft_order: DraftOrder, batch: list[str] = NAMES, clock: Any = None
+) -> tuple[Any, Any]:
     """The step, and the rows in the batch's order."""
-    makers = [lambda one=one: one for one in members]
-    speculator, step = pool(*makers), DraftingStep(given, NAMES, clock or HostClock())
+    makers = [lambda member=member: member for member in members]
+    speculator, step = pool(*makers), DraftingStep(draft_order, NAMES, clock or HostClock())
     speculator.serve_ranking(device_ranks=True)
     speculator.step = step
     rows = speculator.propose(rows_of(batch), None, None, torch.zeros(1), None)
@@ -109,9 +113,9 @@ def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
 
 def test_a_member_that_is_not_asked_does_not_run() -> None:
     """Promise: at K = 0 nothing is drafted; and a draft may run its first pass alone."""
-    one, other = Member(10), Member(20)
-    step, _ = drafted([one, other], order([IDLE, 0], [NOBODY] * 4))
-    assert (one.asked, other.asked) == ([], [0])
+    idle, other = Member(10), Member(20)
+    step, _ = drafted([idle, other], order([IDLE, 0], [NOBODY] * 4))
+    assert (idle.asked, other.asked) == ([], [0])
     report = step.report()
     assert math.isnan(report.seconds[0])
     assert report.seconds[1] >= 0
@@ -119,7 +123,7 @@ def test_a_member_that_is_not_asked_does_not_run() -> None:
 
 
 def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
-    lookup, head = Member(10, found=[0, 2, 0, 1], matched=[0, 4, 0, 3]), Member(20)
+    lookup, head = Member(10, follow_up_tokens=[0, 2, 0, 1], matched=[0, 4, 0, 3]), Member(20)
     step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NOBODY], second=[1, 1, NOBODY, NOBODY]))
     assert step.report().proposer.tolist() == [1, 0, NOBODY, NOBODY]
     assert step.report().proposed.tolist() == [1, 2, 0, 0]
@@ -213,7 +217,7 @@ class NobodyWaits(TorchDispatchMode):
 
 def test_giving_each_request_its_proposals_waits_for_nothing() -> None:
     """Promise: the host schedules the next step while the device drafts, however many members run."""
-    members = [Member(10, found=[0, 2, 3, 1]), Member(20), Member(30)]
+    members = [Member(10, follow_up_tokens=[0, 2, 3, 1]), Member(20), Member(30)]
     with NobodyWaits():
         step, _ = drafted(members, order([3, 2, 1], [0, 1, 2, 0], second=[1, NOBODY, NOBODY, NOBODY]))
     assert step.report().proposed.tolist() == [2, 2, 1, 1]
@@ -230,13 +234,13 @@ def test_a_device_ranks_proposals_without_waiting() -> None:
 
 def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> None:
     """Its layers, half registered, must not get memory of the KV cache; its number stays its own."""
-    told: dict[str, str] = {}
+    noted: dict[str, str] = {}
 
     def broken() -> Any:
         raise ValueError("size mismatch")
 
-    speculator = pool(broken, lambda: Member(20), told=lambda name, error: told.__setitem__(name, str(error)))
-    assert told == {"member 0": "size mismatch"}
+    speculator = pool(broken, lambda: Member(20), note_failure=lambda name, error: noted.__setitem__(name, str(error)))
+    assert noted == {"member 0": "size mismatch"}
     speculator.step = DraftingStep(order([3, 3], [0, 1, 1, 1]), NAMES, HostClock())
     speculator.propose(rows_of(NAMES), None, None, torch.zeros(1), None)
     assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]
@@ -266,13 +270,13 @@ def test_a_member_whose_graphs_cannot_be_captured_ends_the_start_with_a_note() -
         def capture(self) -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    told = dict[str, str]()
+    noted = dict[str, str]()
     speculator = pool(
-        lambda: Broken(10), lambda: Broken(20), told=lambda name, error: told.__setitem__(name, str(error))
+        lambda: Broken(10), lambda: Broken(20), note_failure=lambda name, error: noted.__setitem__(name, str(error))
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="'member 0' cannot be started: the engine starts again without it"):
         speculator.capture()
-    assert told == {"member 0": "operation not permitted when stream is capturing"}
+    assert noted == {"member 0": "operation not permitted when stream is capturing"}
 
 
 @given(
@@ -282,15 +286,17 @@ def test_a_member_whose_graphs_cannot_be_captured_ends_the_start_with_a_note() -
     passes=st.lists(st.integers(1, MOST), min_size=2, max_size=2),
 )
 def test_a_row_holds_the_proposals_of_one_drafter_and_nothing_else(
-    found: list[int], chosen: list[int], second: list[int], passes: list[int]
+    match_tokens: list[int], chosen: list[int], second: list[int], passes: list[int]
 ) -> None:
-    step, rows = drafted([Member(10, found), Member(20)], order(passes, chosen, second))
+    step, rows = drafted([Member(10, match_tokens), Member(20)], order(passes, chosen, second))
     report = step.report()
-    room = [np.minimum(found, passes[0]), [passes[1]] * 4]
+    room = [np.minimum(match_tokens, passes[0]), [passes[1]] * 4]
     for request in range(4):
-        able = [one for one in (chosen[request], second[request]) if one != NOBODY and room[one][request]]
-        who = able[0] if able else NOBODY
-        count = int(room[who][request]) if able else 0
-        assert (report.proposer[request], report.proposed[request]) == (who, count)
-        base = 10 * (who + 1)
+        able = [
+            drafter for drafter in (chosen[request], second[request]) if drafter != NOBODY and room[drafter][request]
+        ]
+        expected_drafter = able[0] if able else NOBODY
+        count = int(room[expected_drafter][request]) if able else 0
+        assert (report.proposer[request], report.proposed[request]) == (expected_drafter, count)
+        base = 10 * (expected_drafter + 1)
         assert rows[request] == [*range(base, base + count), *[FILLER] * (MOST - count)]

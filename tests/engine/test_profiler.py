@@ -101,9 +101,9 @@ def test_a_drafts_pass_costs_less_than_the_targets_and_a_lookup_next_to_nothing(
     """What the choice of lengths rests on: a mix-up of the two clocks would show here."""
     costs = {drafter.name: drafter.cost for drafter in whole[0].result.drafters}
     target = whole[0].result.target.costs[ProfileExecutionMode.UNIFORM]
-    one = {name: cost.constant_s + cost.per_request_s + cost.per_batched_token_s for name, cost in costs.items()}
+    pass_s = {name: cost.constant_s + cost.per_request_s + cost.per_batched_token_s for name, cost in costs.items()}
     step = target.constant_s + target.per_request_s + target.per_batched_token_s
-    assert one["lookup"] < one["eagle"] < step
+    assert pass_s["lookup"] < pass_s["eagle"] < step
 
 
 def test_the_error_is_stated_on_shapes_that_were_held_out(whole):

@@ -33,7 +33,7 @@ def _rank(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], list[Any]]:
+def reports_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], list[Any]]:
     """What each of two ranks makes of a case."""
     folder = tmp_path_factory.mktemp("ranks")
     spawn(_rank, args=(str(folder),), nprocs=2)
@@ -46,7 +46,7 @@ def out_of_memory() -> str:
 
 
 def a_step(agree: Agreement, *works: Callable[[], object]) -> Any:
-    """Of as many members: what they made, and what is told of failures."""
+    """Of as many members: what they made, and what is reports_of_ranks of failures."""
     none = numbers([-1])
     step = DraftingStep(DraftOrder(1, numbers([1] * len(works)), none, none), ["a"], HostClock(), agree)
     step.begin(["a"])
@@ -87,7 +87,7 @@ def starts(rank: int, agree: Agreement, fails: str) -> Any:
 
     noted: list[str] = []
     try:
-        speculator = pool(make, lambda: Member(20), told=lambda name, _: noted.append(name), agree=agree)
+        speculator = pool(make, lambda: Member(20), note_failure=lambda name, _: noted.append(name), agree=agree)
         speculator.capture()
     except RuntimeError as error:
         return str(error), noted
@@ -104,33 +104,35 @@ def ranked(rank: int, agree: Agreement) -> Any:
 CASES: tuple[Case, ...] = (fails_on_both, fails_on_the_second, made_on_one, captured_on_one, ranked)
 
 
-def test_a_drafter_that_fails_on_all_ranks_costs_its_proposals(told: Any) -> None:
+def test_a_drafter_that_fails_on_all_ranks_costs_its_proposals(reports_of_ranks: Any) -> None:
     """The rest of the pool proposes, and the engine goes on."""
-    assert told(fails_on_both) == [[[None, "proposals"], {"0": "RuntimeError: out of memory"}]] * 2
+    assert reports_of_ranks(fails_on_both) == [[[None, "proposals"], {"0": "RuntimeError: out of memory"}]] * 2
 
 
-def test_a_drafter_that_fails_on_one_rank_fails_on_all_at_once(told: Any) -> None:
+def test_a_drafter_that_fails_on_one_rank_fails_on_all_at_once(reports_of_ranks: Any) -> None:
     """Bug: the exception was swallowed. The others waited in a collective, or took the target's next sum for the rest
     of the draft's: they would have verified other tokens."""
-    first, second = told(fails_on_the_second)
+    first, second = reports_of_ranks(fails_on_the_second)
     assert "number 0 of the pool failed on another rank alone" in first
     assert "failed on this rank alone (RuntimeError: out of memory)" in second
 
 
-def test_a_drafter_that_one_rank_cannot_load_is_left_out_on_all(told: Any) -> None:
+def test_a_drafter_that_one_rank_cannot_load_is_left_out_on_all(reports_of_ranks: Any) -> None:
     """Ranks load apart from each other, so that they go on together."""
-    assert told(made_on_one) == [[[1], []], [[1], ["member 0"]]]
+    assert reports_of_ranks(made_on_one) == [[[1], []], [[1], ["member 0"]]]
 
 
-def test_an_engine_whose_ranks_part_before_it_serves_is_started_again_without_the_drafter(told: Any) -> None:
+def test_an_engine_whose_ranks_part_before_it_serves_is_started_again_without_the_drafter(
+    reports_of_ranks: Any,
+) -> None:
     """Graphs hold collectives; the note is what the next start leaves it out for."""
     ended = "drafter 'member 0' cannot be started on some ranks alone: the engine starts again without it"
-    assert told(captured_on_one) == [[ended, []], [ended, ["member 0"]]]
+    assert reports_of_ranks(captured_on_one) == [[ended, []], [ended, ["member 0"]]]
 
 
 def test_two_ranks_verify_the_same_tokens(request: pytest.FixtureRequest) -> None:
     """Or their passes would have other shapes, and a collective would never end. Scores of many requests are equal."""
-    first, second = request.getfixturevalue("told")(ranked)
+    first, second = request.getfixturevalue("reports_of_ranks")(ranked)
     assert first == second
     steps, _ = first
     assert len({tuple(lengths) for lengths in steps}) > 30, "the steps differ"

@@ -148,7 +148,7 @@ def test_step_times_are_measured_where_they_pass(engine: Bench) -> None:
     """Target and draft are measured in the worker; together they fit into the step's wall time."""
     engine.loop.pin(2, "eagle")
     engine.generate([GREEDY[0]] * 4)
-    for step in (one.outcome for one in engine.steps):
+    for step in (step.outcome for step in engine.steps):
         assert 0 < step.target_s < step.step_s
         assert step.target_s + np.nansum(step.draft_s) <= step.step_s * 1.05
 
@@ -157,9 +157,12 @@ def test_acceptance_is_counted_of_real_proposals_only(whole: Bench) -> None:
     whole.loop.pin(3, "pld")
     whole.generate(["one two three four one two three four one two", "Something that never repeats"])
     outcomes = whole.outcomes
-    assert any(one.proposed < one.asked for one in outcomes), "prompt lookup does not always find something"
-    assert all(one.accepted <= one.verified <= one.proposed <= max(one.asked, one.proposed) for one in outcomes)
-    lengths = {int(one) for step in whole.steps for one in step.outcome.forest.confidence}
+    assert any(length.proposed < length.asked for length in outcomes), "prompt lookup does not always find something"
+    assert all(
+        length.accepted <= length.verified <= length.proposed <= max(length.asked, length.proposed)
+        for length in outcomes
+    )
+    lengths = {int(length) for step in whole.steps for length in step.outcome.forest.confidence}
     assert 4 in lengths <= {2, 3, 4}, "of the matches, which are what the lookup says of its confidence"
     assert sum(step.outcome.tokens for step in whole.steps) == 2 * OUTPUT_TOKENS
 
@@ -252,10 +255,10 @@ def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
     engine.fresh()
     plan_verify = engine.loop.plan_verify
     monkeypatch.setattr(
-        engine.loop, "plan_verify", lambda *given: dataclasses.replace(plan_verify(*given), token_budget=48)
+        engine.loop, "plan_verify", lambda *arguments: dataclasses.replace(plan_verify(*arguments), token_budget=48)
     )
     assert engine.run([GREEDY, (LONG, {})], arrive_every=2) == right
-    steps = [one.step for one in engine.steps]
+    steps = [step.step for step in engine.steps]
     assert any(0 < (step.prompt > 0).sum() < len(step.names) for step in steps), "a prompt was read beside an answer"
     assert max(step.tokens.sum() for step in steps) <= 48
     assert engine.scheduler.max_num_scheduled_tokens == 512
@@ -269,10 +272,10 @@ def test_a_step_that_admits_nobody_lets_the_running_go_on(engine: Bench, monkeyp
     monkeypatch.setattr(
         engine.loop,
         "plan_verify",
-        lambda *given: dataclasses.replace(plan_verify(*given), admit=not len(given[0])),
+        lambda *arguments: dataclasses.replace(plan_verify(*arguments), admit=not len(arguments[0])),
     )
     assert engine.run([GREEDY, ("one two", {})]) == right
-    assert max(len(one.step.names) for one in engine.steps) == 1, "one after the other"
+    assert max(len(step.step.names) for step in engine.steps) == 1, "one after the other"
 
 
 def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench) -> None:

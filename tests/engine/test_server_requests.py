@@ -42,12 +42,12 @@ def test_a_chat_request_is_answered_with_the_plugin_active(laptop: Laptop) -> No
 def test_no_proposal_counts_as_a_token_of_the_answer(laptop: Laptop) -> None:
     """What is billed is what was answered, whatever was proposed and rejected on the way."""
     server, before = laptop.server, laptop.server.state()
-    asked = {"model": MODEL, "prompt": REPETITIVE, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    body = {"model": MODEL, "prompt": REPETITIVE, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
     with laptop.speculating():
-        answer = server.post("/v1/completions", json.dumps({**asked, "logprobs": 1}).encode()).json()
+        answer = server.post("/v1/completions", json.dumps({**body, "logprobs": 1}).encode()).json()
         assert answer["usage"]["completion_tokens"] == len(answer["choices"][0]["logprobs"]["tokens"]) == 60
         assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + 60
-        streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         lines = server.post("/v1/completions", json.dumps(streamed).encode()).text.splitlines()
         last = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")][-1]
         assert last["usage"]["completion_tokens"] == 60
@@ -237,7 +237,7 @@ def test_seeded_and_greedy_requests_share_a_batch(laptop: Laptop) -> None:
         "greedy": ask("greedy", temperature=0),
         "sampled": ask("sampled", temperature=0.8),
     }
-    threads = [threading.Thread(target=asked) for asked in kinds.values()]
+    threads = [threading.Thread(target=body) for body in kinds.values()]
     for thread in threads:
         thread.start()
     for thread in threads:

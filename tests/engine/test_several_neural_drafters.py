@@ -131,9 +131,9 @@ def test_proposals_come_from_the_member_that_was_asked(engine: OrderedBench, ref
     """A lookup that finds nothing proposes nothing, and nobody stands in unless that is ordered."""
     assert engine.run(SHORT, by_turns, arrive_every=2) == reference
     for order, report in engine.told:
-        told = report.proposed > 0
-        assert (report.proposer[told] == order.chosen[told]).all()
-        assert (report.proposed[told] <= order.passes[report.proposer[told]]).all()
+        proposing = report.proposed > 0
+        assert (report.proposer[proposing] == order.chosen[proposing]).all()
+        assert (report.proposed[proposing] <= order.passes[report.proposer[proposing]]).all()
         assert (np.isfinite(report.seconds) == (order.passes != IDLE)).all()
 
 
@@ -220,10 +220,10 @@ def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench) -> None:
         order.passes[0], order.chosen[:] = MOST, 0
         return order._replace(draft_tokens=MOST)
 
-    wanted = engine.run(prompt, nobody)
-    assert engine.run(prompt, give) == wanted
+    expected = engine.run(prompt, nobody)
+    assert engine.run(prompt, give) == expected
     caught_up = {at[1:]: tokens for at, tokens in engine.scheduler.proposals.items() if at[0] == 1}
-    assert engine.run(prompt, first) == wanted
+    assert engine.run(prompt, first) == expected
     saw_all = {at[1:]: tokens for at, tokens in engine.scheduler.proposals.items()}
     common = caught_up.keys() & saw_all.keys()
     assert len(common) > 2

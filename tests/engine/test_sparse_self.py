@@ -61,11 +61,11 @@ def first_only(_step: int, requests: list[str], order: DraftOrder) -> DraftOrder
 def accepted(engine: OrderedBench, member: int, reference: list[list[int]]) -> tuple[int, int]:
     """Of the first proposals, and of all, those that the target says, too: (right, tried)."""
     right = tried = 0
-    for (who, name, known), tokens in engine.scheduler.proposals.items():
+    for (drafter, name, known), tokens in engine.scheduler.proposals.items():
         answer = reference[int(name)][known - engine.prompt_tokens[int(name)] :]
-        if who == member:
+        if drafter == member:
             tried += min(len(tokens), len(answer))
-            right += sum(one == other for one, other in zip(tokens, answer, strict=False))
+            right += sum(token == other for token, other in zip(tokens, answer, strict=False))
     return right, tried
 
 
@@ -142,12 +142,14 @@ class SharedPages:
     def look(self) -> None:
         pool = self._engine.scheduler.kv_cache_manager.block_pool
         known = [(block.block_hash, block.block_id) for block in pool.blocks if block.block_hash is not None]
-        now = {page: content(self._engine, page[1]) for page in known}
-        for page in self._computed & now.keys():
+        contents = {page: content(self._engine, page[1]) for page in known}
+        for page in self._computed & contents.keys():
             self.compared += 1
             # A page that was given up and computed anew in between differs by rounding.
-            assert torch.allclose(self._before[page], now[page], atol=1e-3), "a page of the prefix cache has changed"
-        self._computed, self._before = self._before.keys() & now.keys(), now
+            assert torch.allclose(self._before[page], contents[page], atol=1e-3), (
+                "a page of the prefix cache has changed"
+            )
+        self._computed, self._before = self._before.keys() & contents.keys(), contents
 
 
 def content(engine: OrderedBench, block: int) -> torch.Tensor:
@@ -166,9 +168,9 @@ def test_slots_are_reserved_ahead_and_given_back(engine: OrderedBench, reference
         for name in requests:
             pages = manager.coordinator.single_type_managers[0].req_to_blocks[name]
             request = engine.scheduler.requests[name]
-            held = len(pages) * PAGE
-            wanted = request.num_computed_tokens + engine.scheduler.scheduled[name] + MOST
-            fewest.append(held - min(wanted, LONGEST))
+            page_tokens = len(pages) * PAGE
+            needed_tokens = request.num_computed_tokens + engine.scheduler.scheduled[name] + MOST
+            fewest.append(page_tokens - min(needed_tokens, LONGEST))
         return only(NARROW)(step, requests, order)
 
     assert engine.scheduler.num_lookahead_tokens == MOST

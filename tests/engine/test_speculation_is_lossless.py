@@ -62,11 +62,11 @@ STEPS_IN_A_ROW = 5
 @pytest.fixture(scope="module")
 def references() -> dict[Path, list[list[int]]]:
     """Of each target; made before a pool's engine starts."""
-    found = {}
+    by_target = {}
     for target in (TARGET, SMALL):
         with bench([], target=target) as plain:
-            found[target] = plain.generate(PROMPTS)
-    return found
+            by_target[target] = plain.generate(PROMPTS)
+    return by_target
 
 
 @pytest.fixture(scope="module", params=list(POOLS))
@@ -122,7 +122,7 @@ def test_lengths_change_at_every_step_and_drafters_now_and_then(engine: Bench, r
         before_step=lambda _step: engine.loop.pin(next(lengths), next(names)),
     )
     assert tokens == reference
-    assert {one.drafter for one in engine.outcomes} == set(drafters(engine))
+    assert {outcome.drafter for outcome in engine.outcomes} == set(drafters(engine))
 
 
 def test_requests_come_and_go_and_share_prefixes(engine: Bench, case: Case, reference: list[list[int]]) -> None:
@@ -150,9 +150,9 @@ def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, case: Case, re
             before_step=lambda step, d=drafter: engine.loop.pin(0 if step < 10 else 3, d),
         )
         assert tokens == reference
-        asked = {one.id.split("-")[0] for one in engine.outcomes if one.drafter == drafter}
-        assert "5" in asked, "a request that came after the gate opened is drafted for"
-        assert "0" in asked
+        drafted_requests = {outcome.id.split("-")[0] for outcome in engine.outcomes if outcome.drafter == drafter}
+        assert "5" in drafted_requests, "a request that came after the gate opened is drafted for"
+        assert "0" in drafted_requests
         caught_up = engine.loop.caught_up_tokens - before
         assert (caught_up > 0) == (drafter == "draft")
 
@@ -164,14 +164,14 @@ def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
     """Promise: acceptance does not collapse after a resume. The draft is skipped for ten steps, prompts included, then
     runs over the gaps in chunks of 64 tokens; from then on each proposal is the one of a draft that saw everything.
     Bug: positions or slots off by one, or tokens written behind a gap that is still open: the proposals are junk."""
-    wanted = [reference[number] for number in Resume.NUMBERS]
+    expected = [reference[number] for number in Resume.NUMBERS]
     never_away = Resume(engine, skip=0)
-    assert never_away.run() == wanted
+    assert never_away.run() == expected
     over_gaps = Resume(engine, skip=10, over_gaps=True)
-    assert over_gaps.run() == wanted
+    assert over_gaps.run() == expected
     assert over_gaps.agreement(never_away) < 0.8, "a gap shows"
     resumed = Resume(engine, skip=10, chunk=64)
-    assert resumed.run() == wanted
+    assert resumed.run() == expected
     assert resumed.caught_up > 250, "two prompts of over 100 tokens"
     assert {name for name, _ in resumed.proposals} == {name for name, _ in never_away.proposals}, "all speculate again"
     assert resumed.agreement(never_away) == 1.0
@@ -179,7 +179,7 @@ def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
     assert state.caught_up_tokens >= resumed.caught_up
     assert state.catch_up_s > 0
     again = Resume(engine, skip=0, fresh=False)
-    assert again.run() == wanted
+    assert again.run() == expected
     assert again.agreement(never_away) == 1.0, "the prefix cache hands on blocks that the catch-up made whole"
 
 
@@ -191,10 +191,10 @@ def test_a_catch_up_that_raises_costs_its_proposals_only(engine: Bench, referenc
         raise RuntimeError("the draft fell over")
 
     resumed, before = Resume(engine, skip=10, chunk=64), engine.loop.caught_up_tokens
-    wanted = [reference[number] for number in Resume.NUMBERS]
+    expected = [reference[number] for number in Resume.NUMBERS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(member(engine, "draft"), "fill_gaps", fail)
-        assert resumed.run() == wanted
+        assert resumed.run() == expected
     assert not resumed.proposals
     assert engine.loop.caught_up_tokens == before
     assert "the draft fell over" in state_of(engine, "draft").reason
@@ -249,8 +249,8 @@ class Resume:
             feed[row] = min(left, gaps[row])
             left -= feed[row]
         asks = runs & (batch.prompt_left == 0)
-        passes, one = np.array([3 * asks.any()]), np.ones(1, np.int64)
-        plan = DraftPlan(passes, one, np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
+        passes, width = np.array([3 * asks.any()]), np.ones(1, np.int64)
+        plan = DraftPlan(passes, width, np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
         order = carry_out(plan, batch, step, *books)
         self.caught_up += sum(gap.end - gap.start for gap in order.gaps)
         return order
@@ -281,27 +281,27 @@ def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Benc
     """Whose proposals they were is known where they are verified, and that the lookup missed."""
 
     def plan_draft(batch: Batch) -> DraftPlan:
-        asked = np.where(batch.prompt_left == 0, np.array([[0], [1]]), NOBODY)
-        return dataclasses.replace(plan_of(asked[0], [3, 2], batch), asked=asked)
+        drafter_order = np.where(batch.prompt_left == 0, np.array([[0], [1]]), NOBODY)
+        return dataclasses.replace(plan_of(drafter_order[0], [3, 2], batch), asked=drafter_order)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.loop, "plan_draft", plan_draft)
         patch.setattr(engine.loop, "plan_verify", all_proposed)
         assert engine.generate(PROMPTS) == reference
     outcomes = engine.outcomes
-    stood_in = [one for one in outcomes if one.drafter == "eagle"]
-    assert {(one.asked, one.first) for one in stood_in} == {(2, "pld")}
-    assert {one.proposed for one in stood_in} == {2}
+    stood_in = [outcome for outcome in outcomes if outcome.drafter == "eagle"]
+    assert {(outcome.asked, outcome.first) for outcome in stood_in} == {(2, "pld")}
+    assert {outcome.proposed for outcome in stood_in} == {2}
     assert 0 < engine.accepted("eagle") < engine.verified("eagle")
-    found = [one for one in outcomes if one.drafter == "pld"]
-    assert any(one.accepted for one in found)
-    assert all(one.proposed for one in found)
+    looked_up = [outcome for outcome in outcomes if outcome.drafter == "pld"]
+    assert any(outcome.accepted for outcome in looked_up)
+    assert all(outcome.proposed for outcome in looked_up)
 
 
-def plan_of(asked: Any, passes: Any, batch: Batch) -> DraftPlan:
+def plan_of(drafter_order: Any, passes: Any, batch: Batch) -> DraftPlan:
     """Who is asked for each request, and for how much; everybody who reads runs over the step."""
-    depths, one = np.array(passes, np.int64), np.ones(len(passes), np.int64)
-    return DraftPlan(depths, one, np.array(asked, np.int64)[None], batch.missing, Purpose.FIXED)
+    depths, widths = np.array(passes, np.int64), np.ones(len(passes), np.int64)
+    return DraftPlan(depths, widths, np.array(drafter_order, np.int64)[None], batch.missing, Purpose.FIXED)
 
 
 def all_proposed(batch: Batch, forest: Forest) -> VerifyPlan:
@@ -367,7 +367,7 @@ def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, short_r
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "propose", nonsense)
         assert engine.generate(SHORT) == short_reference
-    assert any(one.asked for one in engine.outcomes)
+    assert any(outcome.asked for outcome in engine.outcomes)
     assert engine.verified(drafter.name) == 0
 
 
@@ -378,4 +378,4 @@ def member(engine: Bench, drafter: str) -> Any:
 
 def state_of(engine: Bench, drafter: str) -> DrafterReport:
     state: RuntimeState = engine.scheduler.outrider_reporter.state()
-    return next(one for one in state.drafters if one.name == drafter)
+    return next(drafter_state for drafter_state in state.drafters if drafter_state.name == drafter)

@@ -29,14 +29,14 @@ def test_the_profiler_starts_the_engine_that_serves(product: str, monkeypatch: p
 
     pool = (lookup(), eagle(HEAD))
     plan = plan_of(boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool)), HostedPool(hosted=pool))
-    given: dict[str, Any] = {}
-    started = staticmethod(lambda arguments, **how: given.update(how, arguments=arguments))
+    keywords: dict[str, Any] = {}
+    started = staticmethod(lambda arguments, **how: keywords.update(how, arguments=arguments))
     monkeypatch.setattr(LLMEngine, "from_engine_args", started)
     with own_environment():
         start_engine(plan)
         serves = AsyncEngineArgs.from_cli_args(parse_arguments(arguments.server_arguments(plan), Drain(0.0, None)))
-    measures = given["arguments"]
-    differ = {one.name for one in fields(serves) if getattr(serves, one.name) != getattr(measures, one.name)}
+    measures = keywords["arguments"]
+    differ = {field.name for field in fields(serves) if getattr(serves, field.name) != getattr(measures, field.name)}
     assert differ <= OF_ITS_PROCESSES
     assert serves.async_scheduling is None, "vLLM decides: on GPUs it is asynchronous"
-    assert given["usage_context"] == UsageContext.OPENAI_API_SERVER
+    assert keywords["usage_context"] == UsageContext.OPENAI_API_SERVER

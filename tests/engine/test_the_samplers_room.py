@@ -100,10 +100,10 @@ def test_words_count_by_their_tokens_and_the_models_own_stop_token_counts(
     from vllm.sampling_params import SamplingParams
 
     prompt = {"type": "token", "prompt_token_ids": [1, 2, 3]}
-    given = SamplingParams(max_tokens=4, **fields)
+    parameters = SamplingParams(max_tokens=4, **fields)
     if not refused:
-        assert processor.process_inputs("request", prompt, given, ("generate",)).sampling_params.max_tokens == 4
+        assert processor.process_inputs("request", prompt, parameters, ("generate",)).sampling_params.max_tokens == 4
         return
     with pytest.raises(VLLMValidationError) as error:
-        processor.process_inputs("request", prompt, given, ("generate",))
+        processor.process_inputs("request", prompt, parameters, ("generate",))
     assert error.value.parameter == refused

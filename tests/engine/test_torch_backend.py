@@ -32,14 +32,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "service.yaml").write_text(yaml.safe_dump(document))
     (folder / "sitecustomize.py").write_text(WITHOUT_VLLM)
     shutil.copytree(EXAMPLE.parent / "models", folder / "models")
-    one = Server(
+    started = Server(
         folder / "server.log", TARGET.name, "-f", str(folder / "service.yaml"), environment={"PYTHONPATH": str(folder)}
     )
     try:
-        one.wait_until("readiness", one.is_ready)
-        yield one
+        started.wait_until("readiness", started.is_ready)
+        yield started
     finally:
-        one.stop()
+        started.stop()
 
 
 def completion(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
@@ -57,14 +57,14 @@ def test_greedy_answers_are_those_of_transformers_while_the_pool_drafts(server: 
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         made = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
-        wanted = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
-        assert completion(server, prompt)["choices"][0]["text"] == wanted
+        expected = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        assert completion(server, prompt)["choices"][0]["text"] == expected
     server.wait_until("the state", lambda: server.state().output_tokens >= TOKENS * len(PROMPTS))
     state = server.state()
     assert state.plugin_active
     assert state.speculative_steps > 0
-    assert {one.name: one.loaded for one in state.drafters} == {"lookup": True, "eagle": True}
-    assert 0 < sum(one.accepted for one in state.drafters) <= sum(one.tried for one in state.drafters)
+    assert {drafter.name: drafter.loaded for drafter in state.drafters} == {"lookup": True, "eagle": True}
+    assert 0 < sum(drafter.accepted for drafter in state.drafters) <= sum(drafter.tried for drafter in state.drafters)
     assert server.metric("outrider_output_tokens_total") == state.output_tokens
 
 
@@ -88,7 +88,7 @@ def test_a_bad_request_gets_vllms_status_and_type_and_the_server_lives_on(server
 
 def test_a_request_counts_for_its_slo_class(server: Server) -> None:
     def finished() -> dict[str, int]:
-        return {one.name: one.finished for one in server.state().slo_classes}
+        return {slo_class.name: slo_class.finished for slo_class in server.state().slo_classes}
 
     before = finished()
     assert server.chat(headers={"X-SLO-Class": "batch"}).status_code == 200

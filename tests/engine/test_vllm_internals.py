@@ -264,17 +264,17 @@ def test_what_we_call_takes_what_we_give(theirs: str) -> None:
 @pytest.mark.parametrize("theirs", KEYWORDS)
 def test_what_we_call_by_keywords_takes_them_and_needs_no_others(theirs: str) -> None:
     found("outrider_runtime.vllm_plugin.cpu_worker")
-    takes, given = inspect.signature(found(theirs)).parameters, set(KEYWORDS[theirs].split())
-    assert given <= takes.keys()
-    assert {name for name, one in takes.items() if one.default is inspect.Parameter.empty} <= given
+    takes, keywords = inspect.signature(found(theirs)).parameters, set(KEYWORDS[theirs].split())
+    assert keywords <= takes.keys()
+    assert {name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty} <= keywords
 
 
 @pytest.mark.parametrize("theirs", ATTRIBUTES)
 def test_what_we_read_of_vllms_objects_is_there(theirs: str) -> None:
     """Most is set while an object is made, so that only the source tells."""
     found("outrider_runtime.vllm_plugin.cpu_worker")
-    classes = [one for one in found(theirs).__mro__ if one.__module__.startswith("vllm.")]
-    source = "".join(inspect.getsource(one) for one in classes)
+    classes = [base_class for base_class in found(theirs).__mro__ if base_class.__module__.startswith("vllm.")]
+    source = "".join(inspect.getsource(base_class) for base_class in classes)
     for name in ATTRIBUTES[theirs].split():
         there = rf"self\.{name}\b[^=(\n]*=(?!=)|^\s+self\.{name},|^    {name}: |def {name}\("
         assert re.search(there, source, re.MULTILINE), f"vLLM's {theirs.rpartition('.')[2]} has no {name}"
@@ -282,16 +282,16 @@ def test_what_we_read_of_vllms_objects_is_there(theirs: str) -> None:
 
 def test_a_proposal_is_asked_for_with_the_batch_first() -> None:
     """The members of a pool get what follows as it comes; they must agree on it."""
-    wanted = [
+    expected = [
         list(inspect.signature(found(f"{GPU}.spec_decode.{name}").propose).parameters)
         for name in (
             "target_dependent_ar.speculator.TargetDependentARSpeculator",
             "standalone_ar.speculator.StandaloneARSpeculator", "ngram.speculator.NgramGPUSpeculator",
         )
     ]  # fmt: skip
-    assert wanted[0] == wanted[1] == wanted[2]
-    assert wanted[0][1] == "input_batch"
-    assert {"dummy_run", "num_speculative_tokens"} <= {*wanted[0]}
+    assert expected[0] == expected[1] == expected[2]
+    assert expected[0][1] == "input_batch"
+    assert {"dummy_run", "num_speculative_tokens"} <= {*expected[0]}
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,12 @@ def test_requests_of_every_kind_share_a_batch(engine: Bench) -> None:
     """Bug: vLLM refuses min_p and logit_bias while speculation is configured. Every row has one right answer."""
     requests = [(COUNTING, sampled_as(kind)) for kind in KINDS]
     plain, speculative = (
-        dict(zip(KINDS, tokens(found), strict=True)) for found in plain_and_speculative(engine, requests)
+        dict(zip(KINDS, tokens(outputs), strict=True)) for outputs in plain_and_speculative(engine, requests)
     )
     assert speculative == plain
     same = {kind for kind in KINDS if plain[kind] == plain["greedy"]}
     assert same <= {"greedy", "min_p", "top_k", "presence_penalty"}, "the others change the answer"
-    assert {one.drafter for one in engine.outcomes if one.verified} == {drafter.name for drafter in POOL}
+    assert {outcome.drafter for outcome in engine.outcomes if outcome.verified} == {drafter.name for drafter in POOL}
 
 
 def test_an_answer_keeps_to_its_grammar(engine: Bench) -> None:
@@ -158,20 +158,20 @@ def test_an_answer_keeps_to_its_grammar(engine: Bench) -> None:
 def test_log_probabilities_are_those_of_plain_decoding(engine: Bench, adapters: tuple[Any, Any]) -> None:
     """Of each token, of the most probable ones beside it, and of the prompt's. Bug: with adapters, log-probabilities of
     a prompt ended the engine: vLLM names an adapter for one row of logits of each request."""
-    asked = {"logprobs": 3, "prompt_logprobs": 2}
-    requests: list[Asked] = [(COUNTING, asked), (FRANCE, {}), (FRANCE, asked | {"temperature": 1.0, "top_k": 1})]
-    requests += [(COUNTING, asked), (LONG, asked)]
+    fields = {"logprobs": 3, "prompt_logprobs": 2}
+    requests: list[Asked] = [(COUNTING, fields), (FRANCE, {}), (FRANCE, fields | {"temperature": 1.0, "top_k": 1})]
+    requests += [(COUNTING, fields), (LONG, fields)]
     which = {3: adapters[0], 4: adapters[1]}
     plain, speculative = plain_and_speculative(engine, requests, adapters=which)
     assert tokens(speculative) == tokens(plain)
-    for right, found in zip(plain, speculative, strict=True):
-        assert values(found.outputs[0].logprobs) == near(right.outputs[0].logprobs)
-        assert values(found.prompt_logprobs) == near(right.prompt_logprobs)
+    for right, returned in zip(plain, speculative, strict=True):
+        assert values(returned.outputs[0].logprobs) == near(right.outputs[0].logprobs)
+        assert values(returned.prompt_logprobs) == near(right.prompt_logprobs)
     assert len(plain[0].outputs[0].logprobs) == len(plain[0].outputs[0].token_ids)
     assert plain[1].outputs[0].logprobs is None
     assert values(plain[3].prompt_logprobs) != near(plain[0].prompt_logprobs), "the adapter has another opinion"
     engine.fresh()
-    (alone,) = engine.outputs([(COUNTING, asked)], adapters={0: adapters[0]})
+    (alone,) = engine.outputs([(COUNTING, fields)], adapters={0: adapters[0]})
     assert values(alone.prompt_logprobs) == near(plain[3].prompt_logprobs)
 
 
@@ -180,8 +180,8 @@ def values(logprobs: list[Mapping[int, Any] | None] | None) -> list[float]:
     promise."""
     return [
         value
-        for found in logprobs or ()
-        for value in sorted((one.logprob for one in (found or {}).values()), reverse=True)
+        for position in logprobs or ()
+        for value in sorted((entry.logprob for entry in (position or {}).values()), reverse=True)
     ]
 
 
@@ -208,10 +208,10 @@ def test_prompts_in_chunks_and_cached_prefixes_change_no_answer(engine: Bench) -
     requests: list[Asked] = [(LONG, {}), (COUNTING, {"max_tokens": 60}), (LONG, {}), (LONG + " went", {})]
     plain, speculative = plain_and_speculative(engine, requests, arrive_every=8)
     assert tokens(speculative) == tokens(plain)
-    cached = [one.num_cached_tokens for one in speculative]
+    cached = [output.num_cached_tokens for output in speculative]
     assert cached[:2] == [0, 0]
     assert min(cached[2:]) >= 128
-    chunks = [one.step for one in engine.steps if one.step.prompt.any()]
+    chunks = [output.step for output in engine.steps if output.step.prompt.any()]
     assert any((step.prompt > 0).any() and (step.prompt == 0).any() for step in chunks), "beside one that decodes"
     assert max(int(step.prompt.max()) for step in chunks) <= 128 < len(speculative[0].prompt_token_ids)
 
@@ -231,11 +231,11 @@ def test_preempted_requests_go_on_where_they_were(engine: Bench, monkeypatch: py
     engine.fresh()
     monkeypatch.setattr(engine.scheduler, "_preempt_request", noted)
     blocks = engine.scheduler.kv_cache_manager.block_pool
-    held = blocks.get_new_blocks(blocks.get_num_free_blocks() - 12)
+    reserved = blocks.get_new_blocks(blocks.get_num_free_blocks() - 12)
     try:
         assert engine.run(requests, before_step=by_turns(engine)) == right
     finally:
-        blocks.free_blocks(held)
+        blocks.free_blocks(reserved)
     assert preempted
     assert engine.verified() > 0
 
@@ -260,9 +260,9 @@ def test_requests_with_adapters_share_the_batch(engine: Bench, adapters: tuple[A
     which = {1: adapters[0], 2: adapters[1], 4: adapters[1]}
     plain, speculative = plain_and_speculative(engine, requests, arrive_every=2, adapters=which)
     assert tokens(speculative) == tokens(plain)
-    base, one, _, _, two = (answer for (answer,) in tokens(plain))
-    assert len({tuple(answer) for answer in (base, one, two)}) == 3, "adapters change the answer"
-    for drafter in (one.name for one in POOL):
+    base, first, _, _, two = (answer for (answer,) in tokens(plain))
+    assert len({tuple(answer) for answer in (base, first, two)}) == 3, "adapters change the answer"
+    for drafter in (first.name for first in POOL):
         engine.fresh()
         engine.loop.pin(3, drafter)
         assert tokens(engine.outputs(requests, arrive_every=2, adapters=which)) == tokens(plain), drafter
@@ -271,12 +271,12 @@ def test_requests_with_adapters_share_the_batch(engine: Bench, adapters: tuple[A
 
 def test_a_request_without_an_adapter_gets_none(engine: Bench, adapters: tuple[Any, Any]) -> None:
     """Bug: on a CPU, vLLM gave it the one in the last slot while any request of the batch had one."""
-    asked = {"logprobs": 3, "prompt_logprobs": 2}
+    fields = {"logprobs": 3, "prompt_logprobs": 2}
     engine.loop.pin(0)
     engine.outputs([(FRANCE, {}), (FRANCE, {})], adapters=dict(enumerate(adapters)))
-    (alone,) = engine.outputs([(COUNTING, asked)])
+    (alone,) = engine.outputs([(COUNTING, fields)])
     beside, *_ = engine.outputs(
-        [(COUNTING, asked), (FRANCE, {}), (LONG, {})], adapters={1: adapters[0], 2: adapters[1]}
+        [(COUNTING, fields), (FRANCE, {}), (LONG, {})], adapters={1: adapters[0], 2: adapters[1]}
     )
     assert tokens([beside]) == tokens([alone])
     assert values(beside.outputs[0].logprobs) == near(alone.outputs[0].logprobs)

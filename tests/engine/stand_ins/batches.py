@@ -24,7 +24,7 @@ class Batch:
         self.first_logit = _offsets(self.logits)
         self.rows = int(self.first_logit[-1])
         self.row_request = torch.repeat_interleave(self.requests, self.logits.long())
-        self.row_place = torch.cat([torch.arange(int(one)) for one in self.logits]).int()
+        self.row_place = torch.cat([torch.arange(int(logit)) for logit in self.logits]).int()
         self.tokens = torch.maximum(self.logits, self.integers(1, 9, BATCH).int())
         self.first_token = _offsets(self.tokens)
         self.total = int(self.first_token[-1])

@@ -36,9 +36,9 @@ def interpreted() -> Iterator[None]:
         "rejection_sample": verification.interpreted_rejection_sample,
     }
     put_back = []
-    for one in replaced.REPLACEMENTS:
-        ours = getattr(importlib.import_module(f"{RUNNER}.{one.module}"), one.attribute)
-        theirs = ours.kernel if isinstance(ours, StandIn) else functions[one.attribute]
+    for replacement in replaced.REPLACEMENTS:
+        ours = getattr(importlib.import_module(f"{RUNNER}.{replacement.module}"), replacement.attribute)
+        theirs = ours.kernel if isinstance(ours, StandIn) else functions[replacement.attribute]
         replaced.rebind(ours, theirs)
         put_back.append((theirs, ours))
     try:
@@ -51,16 +51,18 @@ def interpreted() -> Iterator[None]:
 def assert_same(ours: Outcome, theirs: Outcome) -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
-        for mine, one in zip(_tensors(ours[name]), _tensors(theirs[name]), strict=True):
-            if one.is_floating_point():
-                assert torch.allclose(mine.float(), one.float(), atol=1e-4, rtol=1e-4), f"{name}: {mine} is not {one}"
+        for mine, their in zip(_tensors(ours[name]), _tensors(theirs[name]), strict=True):
+            if their.is_floating_point():
+                assert torch.allclose(mine.float(), their.float(), atol=1e-4, rtol=1e-4), (
+                    f"{name}: {mine} is not {their}"
+                )
             else:
-                assert torch.equal(mine, one), f"{name}: {mine} is not {one}"
+                assert torch.equal(mine, their), f"{name}: {mine} is not {their}"
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     else:
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)

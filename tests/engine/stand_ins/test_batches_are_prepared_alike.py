@@ -65,7 +65,7 @@ def block_tables(generator: torch.Generator) -> Outcome:
             blocks = tuple(batch.integers(0, 99, 18).tolist() for _ in sizes)
             tables.append_block_ids(request, blocks, True)
         tables.apply_staged_writes()
-        rows = [one.clone() for one in tables.gather_block_tables(batch.requests, BATCH + 1)]
+        rows = [table.clone() for table in tables.gather_block_tables(batch.requests, BATCH + 1)]
         slots = tables.compute_slot_mappings(batch.requests, batch.first_token, positions, batch.total)
         outcome[f"{len(sizes)} groups"] = [*rows, slots.clone()]
     return outcome
@@ -127,9 +127,9 @@ def lookups(generator: torch.Generator) -> Outcome:
             drafts=torch.zeros(REQUESTS, DRAFTED, dtype=torch.int64),
         )  # fmt: skip
         count = batch.integers(0, 3, BATCH).int()
-        asked = SimpleNamespace(num_reqs=BATCH, idx_mapping=batch.requests)
+        lookup_batch = SimpleNamespace(num_reqs=BATCH, idx_mapping=batch.requests)
         outcome[f"{words} words"] = NgramGPUSpeculator.propose(
-            speculator, asked, None, None, None, None, count, count, batch.last_sampled, None, None, None
+            speculator, lookup_batch, None, None, None, None, count, count, batch.last_sampled, None, None, None
         ).clone()
     return outcome
 
@@ -144,7 +144,7 @@ def _buffers() -> SimpleNamespace:
 
 
 def _copies(buffers: SimpleNamespace) -> list[torch.Tensor]:
-    return [one.clone() for one in vars(buffers).values()]
+    return [table.clone() for table in vars(buffers).values()]
 
 
 CASES = (

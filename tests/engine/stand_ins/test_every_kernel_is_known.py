@@ -34,8 +34,8 @@ def test_every_kernel_has_a_stand_in_or_a_reason() -> None:
     cpu.install()
     from outrider_runtime.vllm_plugin.cpu.replaced import LEFT_INTERPRETED, REPLACEMENTS
 
-    replaced = {(one.module, one.attribute) for one in REPLACEMENTS}
-    unknown = {one for one in launched() - replaced if one[0] not in LEFT_INTERPRETED}
+    replaced = {(replacement.module, replacement.attribute) for replacement in REPLACEMENTS}
+    unknown = {replacement for replacement in launched() - replaced if replacement[0] not in LEFT_INTERPRETED}
     assert not unknown
     assert LEFT_INTERPRETED.keys() <= {module for module, _ in launched() - replaced}, "a reason for nothing"
 
@@ -62,9 +62,9 @@ def test_functions_of_ours_take_what_vllms_take() -> None:
         (sampling.gumbel_sample, sampling.interpreted_gumbel_sample),
         (verification.rejection_sample, verification.interpreted_rejection_sample),
     ):
-        mine, wanted = list(inspect.signature(ours).parameters), list(inspect.signature(theirs).parameters)
+        mine, theirs_parameters = list(inspect.signature(ours).parameters), list(inspect.signature(theirs).parameters)
         named = [name for name in mine if name != "watermark"]  # the rest is handed on
-        assert named == wanted[: len(named)]
+        assert named == theirs_parameters[: len(named)]
 
 
 def test_a_kernel_that_lost_a_parameter_is_named() -> None:
@@ -104,4 +104,6 @@ def test_every_stand_in_is_compared_with_its_kernel(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(StandIn, "__getitem__", noted)
     for case in (*batches.CASES, *block_drafts.CASES, *logits.CASES, *tokens.CASES):
         case(torch.Generator().manual_seed(0))
-    assert {one.attribute for one in REPLACEMENTS if one.is_kernel and one.ours not in used} == set()
+    assert {
+        replacement.attribute for replacement in REPLACEMENTS if replacement.is_kernel and replacement.ours not in used
+    } == set()

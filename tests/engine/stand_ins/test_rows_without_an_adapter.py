@@ -22,16 +22,16 @@ def test_what_an_adapter_adds_is_added_to_the_rows_that_have_it(padding: int) ->
     down = torch.randn(ADAPTERS, 1, RANK, FED, generator=random)
     up = torch.randn(ADAPTERS, 1, MADE, RANK, generator=random)
     which = torch.tensor([-1, 0, 2, -1, 1])
-    wanted = made.clone()
+    expected = made.clone()
     for row in (1, 2, 4):
-        wanted[row, padding:] += 2.0 * up[which[row], 0] @ down[which[row], 0] @ fed[row]
+        expected[row, padding:] += 2.0 * up[which[row], 0] @ down[which[row], 0] @ fed[row]
     between = torch.full((5, RANK), torch.nan)
     punica_cpu.bgmv_shrink(fed, down, between, which, 2.0)
     if padding:
         punica_cpu.bgmv_expand_slice(between, up, made, which, padding, MADE, True)
     else:
         punica_cpu.bgmv_expand(between, up, made, which, True)
-    torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(made, expected)
 
 
 def test_so_it_is_where_tokens_come_by_request() -> None:

@@ -21,7 +21,7 @@ def commanded(*arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "passed"),
+    ("arguments", "passed"),
     [
         ([], ["bench.replay"]),
         (["MINUTES=5"], ["bench.replay", "--minutes", "5"]),

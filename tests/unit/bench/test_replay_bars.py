@@ -160,7 +160,7 @@ def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
             return made
 
     policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))
-    ReplayEngine(setting(case, plain()), pools.load(case, 12, 0, told=True), policy).run(until_s=0.5)
+    ReplayEngine(setting(case, plain()), pools.load(case, 12, 0, knows_classes=True), policy).run(until_s=0.5)
     assert {(0, 0), (2, 1)} <= set(seen) <= {(0, 0), (1, 0), (2, 1)}
 
 

@@ -85,7 +85,7 @@ def test_step_with_unreported_drafting_has_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "largest", "mode"),
+    ("scheduled", "largest", "mode"),
     [
         (step(3, 3), 64, ExecutionMode.UNIFORM),
         (step(3, 2), 64, ExecutionMode.RAGGED),

@@ -170,7 +170,7 @@ def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[DrafterS
     "extra", ["--max-cudagraph-capture-size=256", "--compilation_config={}", "--cudagraph-capture-sizes=1"]
 )
 def test_graphs_named_by_the_user_are_used(extra: str) -> None:
-    """vLLM refuses sizes in two arguments, so the pod would fail again and again over one that the user did not write."""
+    """vLLM refuses sizes in two arguments, so the pod would fail repeatedly over one that is not the user's."""
     boot = on_gpu(boot_config([lookup()]), extra_args=[extra])
     engine_arguments = arguments.engine_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
     assert [argument for argument in engine_arguments if "capture-size" in argument or "compilation" in argument] == [
