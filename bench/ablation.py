@@ -71,7 +71,7 @@ def factors(controller: Controller) -> None:
 
 
 def ageing(controller: Controller) -> None:
-    controller._evidence.acceptance.age = lambda _now: None  # type: ignore[assignment, method-assign]
+    controller._evidence.acceptance.age = lambda _time: None  # type: ignore[assignment, method-assign]
 
 
 def measured_goodput(controller: Controller) -> None:
@@ -92,7 +92,7 @@ def gating(controller: Controller) -> None:
     controller._propose._kv.look = lambda _choice: None  # type: ignore[assignment, method-assign]
 
 
-def closing_holes(controller: Controller) -> None:
+def filling_gaps(controller: Controller) -> None:
     """That a draft model is fed what it missed."""
     kv = controller._propose._kv
     kv._closing = lambda batch, _choice: np.zeros(batch.missing.shape, np.int64)  # type: ignore[assignment, method-assign]
@@ -131,7 +131,7 @@ SWITCHES: Mapping[str, Callable[[Controller], None]] = {
     system.__name__.replace("_", " "): system
     for system in (
         correction_of_target, correction_of_drafts, factors, ageing, measured_goodput, probes, exploration, gating,
-        closing_holes, second_rank, even_steps, confidence,
+        filling_gaps, second_rank, even_steps, confidence,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A composition beside an independent measurement of the same GPU.
+"""Compares a composed world with an independent measurement of the same GPU.
 
     python -m bench.check_world FOLDER
 

@@ -45,7 +45,7 @@ LENGTHS = (1, 2, 3)
 SWEEP = (4000, 4, 2)
 """Context, batch and draft length of both sweeps."""
 SINKS = (0, 16, 64, 128)
-"""At that window: no page, one, two and four."""
+"""Windows of no page, one, two and four pages."""
 SINK_TOKENS = 16
 PAGE, LONGEST = 32, 8192
 DOCUMENTS = 4
@@ -78,13 +78,13 @@ class Seen:
     cpu_ms: list[float] = field(default_factory=list)
     """A token, one value a round."""
     tokens_per_step: list[float] = field(default_factory=list)
-    """Of a request."""
+    """Mean tokens of a request per step, by round."""
     target_ms: list[float] = field(default_factory=list)
-    """Of a step, without the first two."""
+    """Target pass of a step, without the first two steps."""
     draft_ms: list[float] = field(default_factory=list)
     tried: list[int] = field(default_factory=lambda: [0] * max(LENGTHS))
     accepted: list[int] = field(default_factory=lambda: [0] * max(LENGTHS))
-    """By position."""
+    """Trials and accepted tokens, by position in the proposal."""
 
     @property
     def drafter(self) -> str:
@@ -315,7 +315,7 @@ def ratios(seen: Seen, plain: Seen) -> list[float]:
 
 
 def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each fixed length in each cell: measured and predicted speed-up."""
+    """Return measured and predicted speed-up of each fixed length in each cell."""
     model, predicted = latency_model(profile), []
     even = next(iter(model.target.values()))
     draft = model.drafters[DRAFTER]
@@ -357,7 +357,9 @@ def document(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> dict[st
     return {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
         "profile": profile, "medianErrorPercent": _percent(errors) if errors else None,
-        "rightSideOfOne": [sum((prediction["measured"] > 1) == (prediction["predicted"] > 1) for prediction in clear), len(clear)],
+        "rightSideOfOne": [
+            sum((prediction["measured"] > 1) == (prediction["predicted"] > 1) for prediction in clear), len(clear),
+        ],
         "predicted": predicted, "cells": [[row(prediction, cell[0]) for prediction in cell] for cell in made],
     }  # fmt: skip
 
@@ -387,8 +389,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
             arm_rows = [row for row in rows if row["batch"] == batch and row["arm"] == arm]
             arm_rows.sort(key=lambda row: int(row["context"]))
             left.errorbar(
-                [row["context"] for row in arm_rows], [row["speedup"] for row in arm_rows], _spread(arm_rows), linestyle=style,
-                marker="o", capsize=3, label=f"{batch} requests, {arm}",
+                [row["context"] for row in arm_rows],  [row["speedup"] for row in arm_rows], _spread(arm_rows),
+                linestyle=style, marker="o", capsize=3, label=f"{batch} requests, {arm}",
             )  # fmt: skip
     left.axhline(1.0, color="grey", linewidth=0.8)
     left.set(title=f"window {WINDOW}", xlabel="context (tokens)", ylabel="speed-up, CPU seconds a token")
@@ -428,7 +430,7 @@ def main() -> None:
 
 
 def keep(measured: dict[str, Any]) -> None:
-    """After the profile and after each cell: a run that is ended early leaves what it has."""
+    """Save the results; called after the profile and each cell, so that a run that ends early loses nothing."""
     unfinished = RESULTS.with_suffix(".part")
     unfinished.write_text(json.dumps(measured, indent=1) + "\n")
     unfinished.replace(RESULTS)

@@ -129,7 +129,7 @@ class Bench:
         return all(condition(service, "Updated").get("status") == "True" for service in services)
 
     def _settle(self) -> None:
-        """Until ten seconds bring no write."""
+        """Wait until there is no write for ten seconds."""
         seen = -1
         while (services := len(self._ours())) != seen:
             seen = services

@@ -36,15 +36,15 @@ STATIC: dict[str, dict[str, object]] = {
     "stock, eagle, k = 3": {"method": "eagle3"},
 }
 OURS = "ours"
-HELD: dict[str, tuple[int, str | None]] = {
+FIXED_LENGTHS: dict[str, tuple[int, str | None]] = {
     "ours, k = 0": (0, None),
     "ours, lookup, k = 3": (3, "pld"),
     "ours, eagle, k = 3": (3, "eagle"),
 }
 """Arms of ours, as its loop is held."""
 STOCKS = (STOCK, *STATIC)
-ALIKE = dict(zip(HELD, STOCKS, strict=True))
-ARMS = (*STOCKS, OURS, *HELD)
+ALIKE = dict(zip(FIXED_LENGTHS, STOCKS, strict=True))
+ARMS = (*STOCKS, OURS, *FIXED_LENGTHS)
 PROMPTS = (
     "The lighthouse keeper wrote in his log: day {}, the sea was calm and",
     "def test_{0}():\n    assert add({0}, 1) == 1 + {0}\n\ndef test_{0}_again():\n    assert add({0}, 2) ==",
@@ -52,7 +52,7 @@ PROMPTS = (
 )
 
 
-# -- one engine: a process of its own that runs a batch when told ------------------------------------------------------
+# -- one engine: a process of its own that runs a batch on command -----------------------------------------------------
 
 
 def serve(engine: str) -> None:
@@ -65,7 +65,7 @@ def serve(engine: str) -> None:
 
     def run(batch: int, arm: str) -> None:
         if engine == OURS:
-            llm.llm_engine.engine_core.engine_core.scheduler.outrider.pin(*HELD.get(arm, (None,)))
+            llm.llm_engine.engine_core.engine_core.scheduler.outrider.pin(*FIXED_LENGTHS.get(arm, (None,)))
         llm.generate(prompts(batch), greedy, use_tqdm=False)
 
     answer(run)

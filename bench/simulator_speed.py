@@ -39,7 +39,7 @@ class Point:
     step_us: float
     """CPU time of a step, the policy's included; the least of ROUNDS."""
     simulator_us: float
-    """Without the policy's."""
+    """CPU time of a step without the policy's."""
     cells_a_minute: float
 
 

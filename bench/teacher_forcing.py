@@ -5,7 +5,7 @@
 writes results/teacher_forcing.json. SmolLM2-135M in float32, every drafter, chains and trees. For each it says by how
 much the logit of a token falls short of the best one at its place at most, and the share of tokens that are the best;
 it fails where that is over 1e-4, or under 99.99%. The trees alone take 70 minutes of a core. What is measured is
-written at once, beside what an earlier run with as many prompts and tokens found for other drafters.
+written at once, together with an earlier run's results for other drafters, if it had as many prompts and tokens.
 tests/unit/torch_engine does the same on tiny models.
 """
 
@@ -97,7 +97,7 @@ class Reference:
         self._known: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def __call__(self, number: int, answer: tuple[int, ...]) -> torch.Tensor:
-        """As `gaps`. number: the text's."""
+        """Return gaps, see `gaps`. number: that of the text."""
         if (number, answer) not in self._known:
             self._known[number, answer] = gaps(self._model, self._texts[number], answer)
         return self._known[number, answer]
@@ -114,7 +114,7 @@ def measure(
 
 
 def write(arm: Arm, prompts: int, tokens: int) -> None:
-    """Beside what stands there of other arms, if it is of as many prompts and tokens."""
+    """Write the results; keep stored results of other arms with the same number of prompts and tokens."""
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     sizes = {"prompts": prompts, "tokens_each": tokens}
     others = document.get("arms", []) if {name: document.get(name) for name in sizes} == sizes else []

@@ -96,7 +96,7 @@ class Judged:
 
     @property
     def tokens(self) -> float:
-        """Of a step that verifies VERIFIED nodes of each request, bonus token included."""
+        """Tokens of a step that verifies VERIFIED nodes of each request, bonus token included."""
         return 1 + float(np.mean(self.accepted))
 
 
@@ -111,8 +111,8 @@ def likeliest(paths: NDArray[np.floating[Any]], request: NDArray[np.int64]) -> N
 
 def best_chain(made: Recording) -> float:
     """Tokens a step of the longest chain, which accepts most. Past what is recorded it goes on as it ended."""
-    hazards = mean_acceptance_rates(made, "eagle")
-    whole = np.concatenate([hazards, np.full(VERIFIED - DEPTH, hazards[-3:].mean())])
+    acceptance = mean_acceptance_rates(made, "eagle")
+    whole = np.concatenate([acceptance, np.full(VERIFIED - DEPTH, acceptance[-3:].mean())])
     return 1 + float(whole.cumprod().sum())
 
 
@@ -199,7 +199,7 @@ def of_selection() -> dict[str, Any]:
 
 
 def _price(most: int) -> Price:
-    """An A100's: more expensive past the knee."""
+    """Cost of an A100: tokens are more expensive past the knee."""
     tokens = np.arange(most + 1)
     seconds = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
     return Price(seconds, seconds, np.zeros(REQUESTS), 5e3, 3e-5)

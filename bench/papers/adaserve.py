@@ -4,7 +4,7 @@
 
 It takes most of an hour of a core, and writes after each world; --resume measures those that the file lacks.
 Llama-3.1-8B and 70B on A100s stand in for Llama-2, an EAGLE-3 head for the paper's small model. Attainment is of TPOT
-alone, goodput are the tokens of requests that met it, as in the paper; nobody is held back.
+alone, goodput are the tokens of requests that met it, as in the paper; no request is held back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLACES = tuple(
 )
 """The paper does not say what its small models' tokens are accepted at."""
 TPOTS = (("tight", 1.0, 0.6), ("middle", 4.0, 0.2), ("loose", 8.0, 0.2))
-"""Of plain decoding's step at batch BASE_BATCH; and shares of the requests."""
+"""TPOT in steps of plain decoding at batch BASE_BATCH, and shares of the requests."""
 BASE_BATCH = 8
 RATES = (0.2, 0.4, 0.5, 0.6, 0.7)
 """Shares of what plain decoding can serve."""
@@ -119,7 +119,7 @@ def vars_of(figures_cell: Cell) -> dict[str, float]:
 
 
 def misses(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where our chains attain 50 to 95% of the tight class: the trees' misses by theirs."""
+    """Return misses of trees / misses of chains, where our chains attain 50 to 95% of the tight class."""
     rows = []
     for part in ("by rate", "all urgent"):
         for key, row in figures[part].items():

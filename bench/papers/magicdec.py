@@ -3,13 +3,13 @@
     python -m bench.papers.magicdec
 
 writes results/magicdec.json. On 8 A100 the rows are those of MagicDec's Table 1(c), each with its own tokens a step
-(Omega, two drafted). Beside ours stand the speed-up that the paper prints and the one that its times give at Omega: the
+(Omega, two drafted). The table also has the paper's printed speed-up and the one from its times at Omega: the
 printed one is lower. Ours is to be at least the printed one where that is above 1, and plain decoding where it is not.
 On one H200 the times are composed, contexts go as far as its tables do, and Omega is the paper's at such a context.
 
 All requests of a row decode at once, as in the paper; reading prompts is left out. Then contexts go up and come back
-while one controller serves. Requests of two phases overlap, in another way under each policy: so a phase is told from
-the steps in which its requests alone decode, and the whole from the time that everything takes.
+while one controller serves. Requests of two phases overlap, in another way under each policy: so a phase is measured in
+the steps in which only its requests decode, and the whole from the time that everything takes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PLAIN, FIXED, OURS = "plain", "k = 2", "ours"
 POOL = (settings.TRAITS["sparse"],)
 ROWS = rows("llama-3.1-8b")
 AS_PLAIN = 0.99
-"""Of plain decoding, counts as plain."""
+"""Speed-up up to which a policy counts as plain decoding."""
 TOKENS, SEEDS, WAVES = 512, 2, 3
-"""Of each answer; of each row; answers after each other, so that a row lasts some hundred steps."""
+"""Tokens of an answer, and rounds of a row: answers follow each other, so that a row lasts some hundred steps."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def lift(omega: float) -> float:
 
 
 def tokens_per_step(recording: Recording) -> float:
-    """Of requests that get as many tokens of each answer, a step at a time."""
+    """Policy for requests that get the same number of tokens in each step."""
     depth = recording.depth[recording.drafters.index("sparse")]
     return 1 / fmean(1 / _of_answer(depth[begin:end]) for begin, end in pairwise(recording.start))
 
@@ -120,7 +120,7 @@ def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
 
 
 def alone_rates(engine: ReplayEngine, clients: int, phases: int) -> list[float]:
-    """Tokens a second in each phase, while `clients` of its requests decode, and nobody else does."""
+    """Return tokens/s in each phase, over the time in which only `clients` of its requests decode."""
     log, rates = engine.log, []
     output_at_s, step_s, tokens, running = map(np.array, (log.output_at_s, log.step_s, log.tokens, log.requests))
     begins, ends = (np.split(at, phases) for at in (engine.requests.first_s, engine.requests.done_s))
@@ -168,7 +168,7 @@ def compared(cell: Cell, context: int) -> dict[str, Any]:
     return {"context": context, "requests": cell.requests, "omega": cell.omega, "fixed": fixed, "ours": ours}
 
 
-def beside_paper(row: Row) -> dict[str, Any]:
+def with_paper(row: Row) -> dict[str, Any]:
     figures = compared(Cell(A100, row.requests, row.omega), row.context)
     by_times = round(row.omega * row.decode_ms / (row.verify_ms + row.draft_ms), 3)
     bar = row.speedup if row.speedup > 1 else AS_PLAIN
@@ -189,18 +189,19 @@ def shifted(part: Part, seed: int) -> dict[str, Any]:
     return {"requests": cell.requests, "omega": cell.omega, "seed": seed, "phases": figures, "whole": round(whole, 3)}
 
 
-def told(figures: dict[str, Any]) -> dict[str, Any]:
+def printed(figures: dict[str, Any]) -> dict[str, Any]:
     print(figures, flush=True)
     return figures
 
 
 def main() -> None:
-    beside = [told(beside_paper(row)) for row in ROWS]
-    alone = [told(compared(Cell(H200, requests, omega_at(context)), context)) for context, requests in H200_ROWS]
-    shifts = {part.world: [told(shifted(part, seed)) for seed in range(SEEDS)] for part in (A100, H200)}
-    print(f"{sum(row['holds'] for row in beside)} of {len(beside)} rows hold")
+    with_printed = [printed(with_paper(row)) for row in ROWS]
+    alone = [printed(compared(Cell(H200, requests, omega_at(context)), context)) for context, requests in H200_ROWS]
+    shifts = {part.world: [printed(shifted(part, seed)) for seed in range(SEEDS)] for part in (A100, H200)}
+    print(f"{sum(row['holds'] for row in with_printed)} of {len(with_printed)} rows hold")
     figures = {
-        part.world: {"rows": lines, "shift": shifts[part.world]} for part, lines in ((A100, beside), (H200, alone))
+        part.world: {"rows": lines, "shift": shifts[part.world]}
+        for part, lines in ((A100, with_printed), (H200, alone))
     }
     RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -1,6 +1,6 @@
 """A world from the rows of MagicDec's Table 1: Llama on 8 x A100, long contexts, sparse self-speculation.
 
-    python -m bench.papers.magicdec_world FOLDER     the world, anew
+    python -m bench.papers.magicdec_world FOLDER     compose the world
 
 The paper gives a whole step of one token, one of three, and two passes of the draft, all by requests and context; so
 has the world them. Between 1 and 32 requests there are no rows.
@@ -50,7 +50,7 @@ class Row(NamedTuple):
     omega: float
     """Tokens a step of a request."""
     speedup: float
-    """As printed: below `omega * decode_ms / (draft_ms + verify_ms)`, as their steps took longer than that sum."""
+    """Printed speed-up. It is below `omega * decode_ms / (draft_ms + verify_ms)`: steps took longer than that sum."""
 
 
 def rows(target: str) -> list[Row]:

@@ -1,10 +1,10 @@
-"""Sparse self-speculation on the device at hand: what verifying and drafting take beside plain decoding.
+"""Sparse self-speculation on the device at hand: the time of verification and drafting relative to plain decoding.
 
     python -m bench.papers.self_speculation_device [--context N] [--batch N] [--draft-tokens K] [--target FOLDER]
 
 writes results/self_speculation_device.json. As it stands it is for a GPU of 140 GiB: Llama-3.1-8B's shapes, 24 requests
 of 32,000 tokens, 3 drafted tokens, a budget of 512. Weights are random, and so are the prompts: what a step takes does
-not hang on either. The engine is the one that serves (vLLM with the plugin), and the profiler drives it and reads its
+not depend on either. The engine is the one that serves (vLLM with the plugin), and the profiler drives it and reads its
 clocks. Of MagicDec's equation 3 it gives T_V/T_T and T_D/T_T, and the speed-up at the acceptance that the paper
 measured with this budget. A GPU with less memory holds fewer requests: 14 on 80 GiB. `--cpu` is for a trial without a
 GPU, with `--target` and small shapes.
@@ -44,7 +44,7 @@ RESULTS = Path(__file__).parent / "results" / "self_speculation_device.json"
 NAME = "self"
 SINK_TOKENS, BUDGET_TOKENS = 16, 512
 ACCEPTANCE = 0.808
-"""Of each proposal, given that those before were accepted: 2.46 tokens a step with two drafted ones (MagicDec, Table
+"""Acceptance rate of each proposal: 2.46 tokens a step with two drafted ones (MagicDec, Table
 1(c), 32,000 tokens, 32 requests, budget 512)."""
 STEPS, VISITS = 5, 3
 LLAMA_8B = {

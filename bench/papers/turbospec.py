@@ -1,4 +1,4 @@
-"""TurboSpec's tables 4 and 5 beside the replay: mean request latency by that of plain decoding.
+"""TurboSpec's tables 4 and 5 and the replay: mean request latency / latency of plain decoding.
 
     python -m bench.papers.turbospec
 
@@ -50,7 +50,7 @@ class Table:
     output_tokens: int
     acceptance: float
     seconds: Mapping[int, tuple[float, ...]]
-    """By requests a second: plain decoding, k = 1, 3, 5, 7, TurboSpec."""
+    """Latencies by requests/s: plain decoding, k = 1, 3, 5, 7, TurboSpec."""
 
 
 TABLES = (

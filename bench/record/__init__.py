@@ -1,1 +1,1 @@
-"""Makes the recordings anew: the real target and the real drafters, once, over real prompts."""
+"""Makes the recordings: the real target and the real drafters, once, over real prompts."""

@@ -35,7 +35,7 @@ from bench.record.prompts import GROUPS, by_group
 from setup.drafts import EAGLE, FIRST_LAYERS
 from setup.model import FOLDER
 
-HOLE = 32
+GAP = 32
 LOOKUP = {"min_ngram": 2, "max_ngram": 4, "max_model_len": 1 << 20, "k": DEPTH}
 """The settings of examples/smollm2-cpu.yaml."""
 WINDOWS = {"sparse": (4, 64)}
@@ -49,7 +49,7 @@ class Models(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Of the M positions of one answer, by one drafter."""
+    """Proposals of one drafter at the M positions of one answer."""
 
     depth: np.ndarray
     """(M,) leading proposals that the target agreed with."""
@@ -113,32 +113,33 @@ class Row(NamedTuple):
     prompt: int
     proposals: Mapping[str, Proposals]
     trees: Trees
-    """Of the head."""
+    """Beams of the head."""
 
 
 def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
-    """At each position whose next DEPTH tokens are known. The answer's first token comes from the prompt's own pass."""
+    """Return the proposals at each position whose next DEPTH tokens are known. The first
+    token of the answer comes from the prefill."""
     tokens, last = answer.tokens, len(answer.tokens) - DEPTH - 1
     count = last - answer.prompt
-    truth = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
-    by_drafter = {"lookup": _looked_up(tokens.numpy(), answer.prompt, truth)}
+    target_tokens = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
+    by_drafter = {"lookup": _looked_up(tokens.numpy(), answer.prompt, target_tokens)}
     coverages = {
         "eagle": chains.everything,
         "eagle/no-prompt": chains.without_prompt(answer.prompt),
-        "eagle/after-hole": chains.after_hole(HOLE),
+        "eagle/after-hole": chains.after_gap(GAP),
     }
     for name, visible in coverages.items():
         made = chains.of_head(
             models.head, models.target.embed, tokens, answer.fused, answer.prompt - 1, count, DEPTH, visible
         )
-        by_drafter[name] = _judged(made, truth)
+        by_drafter[name] = _judged(made, target_tokens)
     text = tokens[:last]
     made = chains.of_model(models.draft, text, answer.prompt, count, DEPTH, chains.everything)
-    by_drafter["draft"] = _judged(made, truth)
+    by_drafter["draft"] = _judged(made, target_tokens)
     for name, (sinks, window) in WINDOWS.items():
         visible = chains.sinks_and_window(sinks, window)
         by_drafter[name] = _judged(
-            chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), truth
+            chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), target_tokens
         )
     return by_drafter
 
@@ -147,13 +148,13 @@ def _trees(models: Models, answer: Answer) -> Trees:
     """The head's beam at the positions of `_proposals`."""
     tokens, first, last = answer.tokens, answer.prompt - 1, len(answer.tokens) - DEPTH - 1
     count = last - answer.prompt
-    truth = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
+    target_tokens = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
     made = beams.of_head(
         models.head, models.target.embed, tokens, answer.fused, first, count, DEPTH, WIDTH, chains.everything
     )
     odds = made.logprob - torch.log1p(-made.logprob.exp().clamp(max=1 - 1e-6))
     parent = made.parent.numpy().astype(np.int8)
-    return Trees(parent, quantised(odds.numpy()), _on_path(parent, (made.tokens == truth[..., None]).numpy()))
+    return Trees(parent, quantised(odds.numpy()), _on_path(parent, (made.tokens == target_tokens[..., None]).numpy()))
 
 
 def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -166,16 +167,16 @@ def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
     return paths
 
 
-def _judged(made: chains.Chains, truth: Tensor) -> Proposals:
-    agreed = (made.tokens == truth).int().cumprod(1).sum(1)
+def _judged(made: chains.Chains, target_tokens: Tensor) -> Proposals:
+    agreed = (made.tokens == target_tokens).int().cumprod(1).sum(1)
     return Proposals(agreed.numpy(), np.full(len(agreed), DEPTH), quantised(made.confidence.numpy()))
 
 
-def _looked_up(tokens: np.ndarray, prompt: int, truth: Tensor) -> Proposals:
+def _looked_up(tokens: np.ndarray, prompt: int, target_tokens: Tensor) -> Proposals:
     """vLLM's own function; its confidence is the length of the match, in tokens."""
-    depth, proposed = np.zeros(len(truth), int), np.zeros(len(truth), int)
-    confidence = np.zeros((len(truth), DEPTH), np.int8)
-    for place, expected in enumerate(truth.numpy()):
+    depth, proposed = np.zeros(len(target_tokens), int), np.zeros(len(target_tokens), int)
+    confidence = np.zeros((len(target_tokens), DEPTH), np.int8)
+    for place, expected in enumerate(target_tokens.numpy()):
         text = tokens[: prompt + place + 1].astype(np.int32)
         match = lookup(text, **LOOKUP)
         proposed[place] = len(match)

@@ -16,14 +16,14 @@ from bench.record.chains import Visible, attending_layer
 
 
 class Beams(NamedTuple):
-    """Of M positions, depth by depth, the w nodes of the likeliest paths, likeliest first; the greedy chain's node is
+    """The w nodes of the likeliest paths at M positions, by depth, likeliest first; the greedy chain's node is
     among them, the last one at the worst (`torch_engine.drafts.beam`). All (M, K, w)."""
 
     tokens: Tensor
     parent: Tensor
     """The place of each node's parent among the w of the depth before; 0 for the first depth."""
     logprob: Tensor
-    """Of the node, given its parent, in the drafter's own distribution."""
+    """Log-probability of the node, given its parent, in the drafter's distribution."""
 
 
 @torch.inference_mode()
@@ -31,7 +31,7 @@ def of_head(
     head: Head, embed: nn.Module, tokens: Tensor, fused: Tensor, first: int, count: int, length: int, width: int,
     visible: Visible,
 ) -> Beams:  # fmt: skip
-    """At positions first..first+count-1; tokens (N + 1,), fused (N, 3H): see `chains.of_head`."""
+    """Return the beams at positions first..first+count-1; tokens (N + 1,), fused (N, 3H): see `chains.of_head`."""
     dtype = head.fc.weight.dtype
     state: Tensor = head.fc(fused[None].to(dtype))  # (1, N, H)
     n, chain = state.shape[1], list[tuple[Tensor, Tensor]]()

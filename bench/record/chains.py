@@ -22,7 +22,7 @@ Visible = Callable[[Tensor, Tensor], Tensor]
 
 
 class Chains(NamedTuple):
-    """Of M positions: proposed tokens, and how sure the drafter was of each, both (M, K)."""
+    """Proposed tokens and the drafter's confidences at M positions, both (M, K)."""
 
     tokens: Tensor
     confidence: Tensor
@@ -37,7 +37,7 @@ def without_prompt(prompt: int) -> Visible:
     return lambda positions, keys: (keys >= prompt - 1) & (keys <= positions)
 
 
-def after_hole(width: int) -> Visible:
+def after_gap(width: int) -> Visible:
     """The `width` positions before each one were never read."""
     return lambda positions, keys: ((keys < positions - width) | (keys == positions)) & (keys <= positions)
 
@@ -68,7 +68,7 @@ def of_model(model: PreTrainedModel, tokens: Tensor, first: int, count: int, len
     if visible is everything:
         token, sure = greedy(out.logits[0, positions])
         steps = 1
-    else:  # the last token is read anew, over what the drafter may see
+    else:  # the last token is processed again, over the visible tokens
         token, sure, steps = tokens[positions], None, 0
         mask = mask & (keys < positions[:, None])
     proposed, confidence = ([token], [sure]) if sure is not None else ([], [])

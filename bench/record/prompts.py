@@ -11,7 +11,7 @@ GROUPS = {
     "reasoning": ("reasoning", "math", "math_reasoning", "coding"),
     "reading": ("extraction", "summarization", "rag"),
 }
-"""What is asked: to talk, to calculate, or to answer from a text that the prompt holds."""
+"""Groups of prompts: to talk, to calculate, or to answer from a text in the prompt."""
 
 
 def by_group(path: Path, count: int) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """python -m bench.replay             the bars, at most 20 minutes of two quiet cores
 python -m bench.replay --quick     a few seeds and points, to see that it runs
-python -m bench.replay --judge     nothing anew: the verdicts of what is there
-python -m bench.replay --tables    nothing anew: the tables of docs/results/replay.md
+python -m bench.replay --judge     the verdicts of the stored results
+python -m bench.replay --tables    the tables of docs/results/replay.md, from the stored results
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Done:
     job: Job
-    found: object
+    output: object
     cells: int
     cpu_s: float
 
@@ -131,7 +131,7 @@ def jobs(size: plan.Size) -> Iterator[Job]:
 
 
 def document(done: Sequence[Done]) -> dict[str, Any]:
-    by_part = {part: [job_result.found for job_result in done if job_result.job.part == part] for part in PARTS}
+    by_part = {part: [job_result.output for job_result in done if job_result.job.part == part] for part in PARTS}
     return {"bars": [asdict(bar) for bar in _bars(by_part)], **_figures(by_part)} | {
         "cells": sum(job_result.cells for job_result in done),
         "cpuSeconds": round(sum(job_result.cpu_s for job_result in done)),

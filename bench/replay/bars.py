@@ -31,7 +31,7 @@ class Bar:
 
 
 def summary(bars: Sequence[Bar]) -> list[str]:
-    """By name: the points at which a bar holds, and the worst of all."""
+    """Summarise bars by name: the points at which a bar holds, and the worst one."""
     lines = []
     for name in sorted({bar.name for bar in bars}):
         named_bars = [bar for bar in bars if bar.name == name]
@@ -54,7 +54,7 @@ def paired(ours: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def best_on_means(figures: Mapping[str, Sequence[float]]) -> str:
-    """The name whose mean over seeds is largest: a best setting is not picked anew for each seed."""
+    """The name whose mean over seeds is largest: a best setting is not chosen again for each seed."""
     return max(figures, key=lambda name: float(np.mean(figures[name])))
 
 

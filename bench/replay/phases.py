@@ -37,7 +37,7 @@ class Shift:
     case: Case
     phases: tuple[Phase, ...]
     arrivals_s: tuple[float, ...] | None = None
-    """Of a trace; None: Poisson at each phase's rate."""
+    """Arrival times of a trace; None: Poisson at each phase's rate."""
 
     def ends_s(self) -> NDArray[np.float64]:
         return np.cumsum([phase.seconds for phase in self.phases])
@@ -76,7 +76,7 @@ def _phase_of(shift: Shift, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def speeds(shift: Shift, load: Workload, result: Result) -> NDArray[np.float64]:
     """(phases,) the larger the better: 1 by the mean seconds of the requests that came in a phase; where it is
-    overloaded, their tokens by the seconds from its start until DONE of them are answered. 1 where nobody came."""
+    overloaded, their tokens by the seconds from its start until DONE of them are answered. 1 without requests."""
     phase, phase_speeds = _phase_of(shift, result.arrived_s), np.ones(len(shift.phases))
     latency, starts = (
         result.done_s - result.arrived_s,
@@ -104,7 +104,7 @@ class Shifted:
     oracle: NDArray[np.float64]
     best: str
     chosen: tuple[str, ...]
-    """By the oracle, in each phase."""
+    """Tokens/s of the oracle in each phase."""
 
     def whole(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
         """(seeds,) geometric mean over the phases, weighed by their requests."""
@@ -152,7 +152,7 @@ def _against_hindsight(shifted: Shifted) -> Bar:
 
 
 def _against_plain(shifted: Shifted) -> Bar:
-    """In the phase where it is worst."""
+    """Compare with plain decoding, in the worst phase."""
     by_phase = [low((mine / plain).tolist()) for mine, plain in zip(shifted.ours.T, shifted.plain.T, strict=True)]
     worst = int(np.argmin(by_phase))
     where = f"{shifted.shift.name}, {shifted.shift.case}, phase {worst + 1}"

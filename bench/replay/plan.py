@@ -19,7 +19,7 @@ from bench.replay.static_load import Point
 LIFTED = (0.5, 0.7, 0.9)
 GROUPS = ("chat", "reasoning", "reading")
 TOKENS = 128
-"""Of an answer."""
+"""Tokens of an answer."""
 SHIFTED = ("llama-3.1-8b-h200", "llama-3.1-8b-a100")
 WORLDS = tuple(name for name in POOLS if name != "llama-3.1-8b-h100")
 """An H100's steps are those of an H200 but for its memory."""
@@ -30,11 +30,11 @@ TRACE = Path(__file__).parents[1] / "data" / "azure_code_2023.csv"
 @dataclass(frozen=True, slots=True)
 class Size:
     seeds: int
-    """Of ours and of those that it is compared with."""
+    """Seeds of ours and of the policies that it is compared with."""
     screening: int
-    """With which the best of the others are found."""
+    """Seeds with which the best of the other policies are chosen."""
     fewer: int
-    """In place of `seeds` where a cell takes long or a bar needs many."""
+    """Replaces `seeds` for a cell that takes long, or a bar that needs many."""
     batches: tuple[int, ...]
     worlds: tuple[str, ...] = WORLDS
 
@@ -80,12 +80,12 @@ def wrong_points(size: Size) -> list[Point]:
 # -- what shifts ------------------------------------------------------------------------------------------------------
 
 PHASE_STEPS = 600
-"""Of plain decoding of 32 requests: seconds, where a step takes ten milliseconds."""
+"""Steps of plain decoding of 32 requests: seconds, if a step takes ten milliseconds."""
 LOADS = (0.05, 0.6, 1.3, 0.1, 0.8, 0.05)
 """Shares of what plain decoding can serve."""
 STEADY = 0.3
 WINDOWS, WINDOW_STEPS, OF_CAPACITY, LONGEST_GAP_S = 6, 600, 0.5, 5.0
-"""Of the trace."""
+"""Windows, steps of a window, load and longest gap of the trace."""
 
 
 def shifts(size: Size) -> list[Shift]:
@@ -118,7 +118,7 @@ def trace(name: str, acceptance: float) -> Shift:
 
 
 def _trace(count: int) -> NDArray[np.float64]:
-    """The first arrivals. Nobody learns from an idle engine: gaps are cut to LONGEST_GAP_S."""
+    """Return the first arrivals. Gaps are cut to LONGEST_GAP_S: an idle engine shows nothing."""
     at_s = np.loadtxt(TRACE, skiprows=1)[:count]
     return np.concatenate([[0.0], np.minimum(np.diff(at_s), LONGEST_GAP_S).cumsum()])
 
@@ -132,7 +132,7 @@ def capacity(name: str, requests: int = 128, prompt: int = 300) -> float:
 
 
 def step_s(name: str, requests: int) -> float:
-    """Of plain decoding."""
+    """Return the step time of plain decoding."""
     return world(name).target_s(Pass(requests, requests, 400, requests))
 
 

@@ -42,5 +42,5 @@ def static_plot(figures: dict[str, Any], path: Path) -> None:
 
 
 def _ratio(row: dict[str, Any], name: str) -> float:
-    """Of means over seeds."""
+    """Ratio of means over seeds."""
     return float(np.mean(row["goodput"][name]) / np.mean(row["goodput"]["plain"]))

@@ -25,7 +25,7 @@ ORACLE_LENGTHS = (1, 3, 5)
 
 
 class PerRequest(Fixed):
-    """Told each request's group (in its SLO class): the drafter of its group, at that drafter's length."""
+    """Knows each request's group (from its SLO class), and uses the drafter and length of that group."""
 
     def __init__(self, drafters: Sequence[Drafter], drafter_of: Ints, lengths: Ints) -> None:
         super().__init__(drafters)
@@ -69,7 +69,7 @@ class Pooled:
     figures: dict[str, list[float]]
     single: str
     oracle: str | None
-    """None where nobody knows which drafter suits whom: the recorded mix."""
+    """None for the recorded mix, in which the best drafter of a request is not known."""
 
 
 def judge(case: Case, requests: int, seeds: int, screening: int) -> Pooled:

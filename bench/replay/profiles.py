@@ -12,11 +12,11 @@ from outrider_runtime.simulate.worlds.world import Pass
 from bench.replay.settings import LONGEST, Case, pool, profile, world
 
 REQUESTS, CONTEXT = (1, 3, 6, 12, 24, 48, 96), 600
-"""Between the sizes that the profile was measured at."""
+"""Sizes between those of the profile."""
 
 
 def documents(worlds: Sequence[str]) -> dict[str, object]:
-    """By world."""
+    """Contexts, by world."""
     return {name: document(name) for name in worlds}
 
 

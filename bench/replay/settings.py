@@ -58,7 +58,7 @@ class Case:
     """Lifted to this, or None: as recorded."""
     group: str | None = None
     mix: str | None = None
-    """Of `synthetic.MIXES`, in place of the world's own pool and of a lifted acceptance."""
+    """Name in `synthetic.MIXES`, which replaces the world's pool and a lifted acceptance."""
     drafters: tuple[str, ...] | None = None
     """The pool; None: the world's own."""
 
@@ -103,7 +103,7 @@ class System:
     loop: bool = False
     """The loop, as it runs in vLLM: decisions take time, and drafters' confidences do not reach it."""
     patience_s: tuple[float, ...] = ()
-    """Of each SLO class, where the policy starts requests by when they are due."""
+    """Patience of each SLO class, for a policy that admits requests by deadline."""
 
 
 def setting(case: Case, system: System) -> Setting:

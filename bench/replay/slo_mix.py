@@ -27,7 +27,7 @@ CANDIDATES = 2
 @dataclass(frozen=True, slots=True)
 class Attained:
     share: float
-    """Of requests that met their class's TPOT and TTFT."""
+    """Share of requests that met their class's TPOT and TTFT."""
     result: Result
 
 
@@ -83,7 +83,7 @@ class Judged:
     """Attainment at the coarse rates, by system."""
     base: str
     share: float
-    """Of the capacity: the lowest rate at which the best baseline attains less than 90%."""
+    """Lowest share of the capacity at which the best baseline attains less than 90%."""
     there: dict[str, list[Attained]]
     """The base and the variants at that rate."""
 
@@ -149,7 +149,7 @@ def _ttft(runs: Sequence[Attained], number: int, quantile: float) -> float:
 
 
 def document(judged: Judged) -> dict[str, object]:
-    """For the results: what each system attains, and how long each class waits."""
+    """Make the part of the results: attainment of each system, and waiting time of each class."""
     return {
         "world": judged.mix.case.world,
         "rates": list(judged.mix.coarse),

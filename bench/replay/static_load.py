@@ -47,7 +47,7 @@ class Judged:
     point: Point
     figures: dict[str, list[float]]
     best: str
-    """Of the static settings, plain decoding among them."""
+    """The best of the static settings, plain decoding included."""
 
     def ratios(self, to: str, mine: str = "ours") -> list[float]:
         return paired(self.figures[mine], self.figures[to])

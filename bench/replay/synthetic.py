@@ -19,7 +19,7 @@ MATCH_TOKENS = 4
 class Mix:
     pool: tuple[str, ...]
     suits: Mapping[str, Mapping[str, float]]
-    """By group, then by drafter: the share of a model's first proposals that are accepted; of a lookup, the share of
+    """Shares by group, then by drafter: of a model's first proposals that are accepted; of a lookup, the share of
     positions at which it finds something."""
 
     def best(self) -> dict[str, int]:
@@ -51,7 +51,7 @@ MIXES = {
 
 
 def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
-    """The same answers; what is accepted, and what a lookup finds, is drawn by the group of each answer's prompt."""
+    """Make a recording in which acceptance and hits of lookups are drawn by the group of each answer's prompt."""
     depth, proposed, confidence = recording.depth.copy(), recording.proposed.copy(), recording.confidence.copy()
     group = np.repeat(recording.group, np.diff(recording.start))  # (positions,)
     for number, full in enumerate(recording.drafters):

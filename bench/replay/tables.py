@@ -11,7 +11,7 @@ import numpy as np
 from bench.replay.bars import Bar
 
 ADMITTED = ("plain", "adaptive verification", "admission alone", "ours without admission", "ours")
-"""Systems whose attainment is shown at every rate, beside the best baseline."""
+"""Systems whose attainment is shown at every rate, together with the best baseline."""
 
 
 AT_POINTS = {

@@ -15,7 +15,7 @@ SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
 N_MAX = 8
 """AdaServe's n_max; the paper names none."""
 KEEP = 0.9
-"""Of the mean step time at each step."""
+"""Weight of a new step in the mean step time."""
 
 
 class _Beaming:

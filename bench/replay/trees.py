@@ -1,4 +1,4 @@
-"""Trees, and chains beside them, in the bundled engine: one EAGLE-3 head, recorded with its beams."""
+"""Trees and chains in the bundled engine: one EAGLE-3 head, recorded with its beams."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ def run(place: Place, system: System, load: Workload, seed: int, classes: Classe
 
 
 def tpot_s(engine: ReplayEngine) -> NDArray[np.float64]:
-    """Of each request."""
+    """(requests,): TPOT of each request."""
     requests = engine.requests
     return np.asarray((requests.done_s - requests.first_s) / np.maximum(1, requests.load.output - 1))

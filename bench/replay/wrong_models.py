@@ -18,7 +18,7 @@ from bench.replay.settings import System, ours
 from bench.replay.static_load import Point, measure
 
 LEAST = 0.95
-KNEE_OFF, DEARER = 0.3, 1.5
+KNEE_OFF, COST_FACTOR = 0.3, 1.5
 MISSING = (0.05, 0.15)
 """Least and most of a step's device times that is not reported."""
 
@@ -33,7 +33,9 @@ def knee_off(latency: LatencyModel) -> LatencyModel:
 def expensive_drafts(latency: LatencyModel) -> LatencyModel:
     """The profile says of every draft two thirds of what it costs."""
     drafters = {
-        name: replace(cost, cost=_times(cost.cost, 1 / DEARER), first_pass=_times(cost.first_pass, 1 / DEARER))
+        name: replace(
+            cost, cost=_times(cost.cost, 1 / COST_FACTOR), first_pass=_times(cost.first_pass, 1 / COST_FACTOR)
+        )
         for name, cost in latency.drafters.items()
     }
     return replace(latency, drafters=drafters)
@@ -46,7 +48,7 @@ def _times(cost: StepCost, factor: float) -> StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Unreported:
-    """A policy that is told less time of each step's passes than they took. The step's own length is the wall
+    """A policy that observes less time of each step's passes than they took. The step's own length is the wall
     clock's, and stays."""
 
     policy: Policy
@@ -83,7 +85,7 @@ def systems() -> Mapping[str, System]:
 
 
 def judge(point: Point, seeds: int) -> list[Bar]:
-    """Against what ours does at the same points with its own profile and whole times."""
+    """Compare with ours at the same points, with its own profile and complete times."""
     own = measure(point, ours(), range(seeds))
     return [
         Bar(

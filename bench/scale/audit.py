@@ -1,4 +1,4 @@
-"""The API server's audit log: who wrote what, when it asked and when it was answered."""
+"""The API server's audit log: author, object, and times of request and response of each write."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Write:
     by_operator: bool
     verb: str
     resource: str
-    """With the subresource: "speculativeservices/status"."""
+    """Resource and subresource: "speculativeservices/status"."""
     namespace: str
     name: str
-    asked_at: float
+    requested_at: float
     answered_at: float
 
     @property
     def took_s(self) -> float:
-        return self.answered_at - self.asked_at
+        return self.answered_at - self.requested_at
 
 
 def read(log: Path) -> list[Write]:
@@ -55,14 +55,14 @@ def wake_up_s(writes: Iterable[Write], namespace: str, changed: Mapping[str, flo
     less what the API server took for the operator's writes to that service in between."""
     delays_s = []
     for name, after in changed.items():
-        mine = [write for write in writes if write.namespace == namespace and write.asked_at >= after]
+        mine = [write for write in writes if write.namespace == namespace and write.requested_at >= after]
         patch = next(w for w in mine if not w.by_operator and (w.resource, w.name) == ("speculativeservices", name))
         hot = next((w for w in mine if w.by_operator and (w.resource, w.name) == ("configmaps", f"{name}-hot")), None)
         if hot is None:
             continue
-        between = [w for w in mine if w.by_operator and w.name.startswith(name) and w.answered_at <= hot.asked_at]
-        served_s = sum(w.took_s for w in between if w.asked_at >= patch.answered_at)
-        delays_s.append(max(0.0, hot.asked_at - patch.answered_at - served_s))
+        between = [w for w in mine if w.by_operator and w.name.startswith(name) and w.answered_at <= hot.requested_at]
+        served_s = sum(w.took_s for w in between if w.requested_at >= patch.answered_at)
+        delays_s.append(max(0.0, hot.requested_at - patch.answered_at - served_s))
     return delays_s
 
 
@@ -75,7 +75,7 @@ def _write(entry: Mapping[str, Any]) -> Write:
         resource=resource,
         namespace=what.get("namespace", ""),
         name=what.get("name", ""),
-        asked_at=_seconds(entry["requestReceivedTimestamp"]),
+        requested_at=_seconds(entry["requestReceivedTimestamp"]),
         answered_at=_seconds(entry["stageTimestamp"]),
     )
 

@@ -31,7 +31,7 @@ MOST_LATENCY, MOST_LENGTH = 0.03, 0.1
 class Judged:
     cell: Cell
     replayed: tuple[Served, ...]
-    """By seed."""
+    """Results by seed."""
     served: tuple[Served, ...]
 
     @property

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Clock:
-    """In place of the module `time` where an engine reads it; the host itself takes no time."""
+    """Replaces the module `time` in an engine; the host itself takes no time."""
 
-    now: float = 0.0
+    now_s: float = 0.0
 
     def monotonic(self) -> float:
-        return self.now
+        return self.now_s
 
     time = perf_counter = monotonic

@@ -38,7 +38,7 @@ HOSTED = {
     "lookup": engines.lookup("lookup"),
     "sparse": engines.sparse_self(512, "sparse"),
 }
-"""By its name in the recording. Of their models only the configs are read."""
+"""Drafters by name in the recording. Only the configs of their models are read."""
 METHODS: dict[str, dict[str, object]] = {
     "eagle": {"method": "eagle3", "model": str(engines.EAGLE_HEAD)},
     "draft": {"method": "draft_model", "model": str(engines.POOR_DRAFT)},
@@ -131,11 +131,11 @@ def charge(core: Any, clock: Clock, host: HostCosts) -> None:
 
     def scheduled(*arguments: Any, **keywords: Any) -> Any:
         output = schedule(*arguments, **keywords)
-        clock.now += host.schedule(len(output.num_scheduled_tokens))
+        clock.now_s += host.schedule(len(output.num_scheduled_tokens))
         return output
 
     def updated(output: Any, *arguments: Any, **keywords: Any) -> Any:
-        clock.now += host.update(len(output.num_scheduled_tokens))
+        clock.now_s += host.update(len(output.num_scheduled_tokens))
         return update(output, *arguments, **keywords)
 
     scheduler.schedule, scheduler.update_from_output = scheduled, updated
@@ -145,17 +145,17 @@ def _serve(core: Any, load: Workload, requests: ReplayRequests, clock: Clock) ->
     """Requests arrive between the engine core's steps."""
     following, running = 0, 0
     while following < len(load) or running or core.batch_queue:
-        while following < len(load) and load.at_s[following] <= clock.now and running < (load.clients or len(load)):
+        while following < len(load) and load.at_s[following] <= clock.now_s and running < (load.clients or len(load)):
             if load.clients is not None:
-                requests.arrived_s[following] = clock.now
+                requests.arrived_s[following] = clock.now_s
             core.add_request(_request(load, following, float(requests.arrived_s[following])))
             following, running = following + 1, running + 1
         if not core.scheduler.has_requests() and not core.batch_queue:
-            clock.now = max(clock.now, float(load.at_s[following]))
+            clock.now_s = max(clock.now_s, float(load.at_s[following]))
             continue
         outputs, executed = core.step_fn()
         core.post_step(executed)
-        running -= _note(outputs or {}, requests, clock.now)
+        running -= _note(outputs or {}, requests, clock.now_s)
 
 
 def _note(outputs: dict[int, Any], requests: ReplayRequests, now_s: float) -> int:

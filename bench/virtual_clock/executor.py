@@ -42,7 +42,7 @@ TOKEN = 7
 
 
 class Output(Future[Any]):
-    """There at a moment of the virtual clock: who asks for it waits until then."""
+    """An output that is ready at a time of the virtual clock; a caller waits until then."""
 
     def __init__(self, clock: Clock, at_s: float, made: ModelRunnerOutput | None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Output(Future[Any]):
         self.set_result(made)
 
     def result(self, timeout: float | None = None) -> Any:
-        self._clock.now = max(self._clock.now, self._at_s)
+        self._clock.now_s = max(self._clock.now_s, self._at_s)
         return super().result(timeout)
 
 
@@ -95,15 +95,15 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:  # noqa: ARG002
         self._forget(scheduler_output)
         if not scheduler_output.num_scheduled_tokens:
-            return Output(self.clock, self.clock.now, EMPTY_MODEL_RUNNER_OUTPUT)
+            return Output(self.clock, self.clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
         self._output = self._run(scheduler_output)
-        return Output(self.clock, self.clock.now, None)
+        return Output(self.clock, self.clock.now_s, None)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         return self._output if non_block else self._output.result()
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Of stock vLLM; with the loop they come with the output."""
+        """Return the proposals of stock vLLM; with the loop they come with the output."""
         return self._proposals
 
     def _forget(self, output: SchedulerOutput) -> None:
@@ -126,7 +126,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         if self._on_device and plan.draft_tokens:
             log_odds = proposals.log_odds(books.rows, plan.draft_tokens)
             self._on_device.step(books.rows, ran.accepted, kept, log_odds)
-        began_s = max(self.clock.now, self._free_at)
+        began_s = max(self.clock.now_s, self._free_at)
         self._free_at = began_s + ran.seconds
         self._note(ran, len(names), int(verified.sum()))
         made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, _sampled(ran))
@@ -136,7 +136,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
             ranked = None if self._acceptance is None or order.verify is None else kept
             self._tell(made, order, ran, books, ranked)
             self._rank_next(books, order)
-        # Where nobody waits for the drafters, tokens go out before these have run.
+        # In asynchronous mode tokens are sent before the drafters run.
         return Output(self.clock, began_s + ran.target_s if self._asynchronous else self._free_at, made)
 
     def _kept(self, books: Books, tokens: Ints, places: Ints, order: DraftOrder | None) -> Ints:
@@ -172,7 +172,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self.log.verified.append(verified)
         self.log.accepted.append(int(ran.accepted.sum()))
 
-    # -- who drafts ---------------------------------------------------------------------------------------------
+    # -- drafting -----------------------------------------------------------------------------------------------
 
     def _plan(self, output: SchedulerOutput, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
         """Stock: one drafter over every request, at the scheduler's length."""

@@ -28,7 +28,7 @@ class Laptop:
     manifest: Path
     profiles: Path
     run_volume: Path
-    """Where the server makes its run folder."""
+    """Folder in which the server makes its run folder."""
 
     def edit(self, **speculation: object) -> None:
         """Change `spec.speculation` in the manifest."""
@@ -38,7 +38,7 @@ class Laptop:
 
     @contextmanager
     def speculating(self) -> Iterator[None]:
-        """At every step, whatever the loop thinks of it: on a busy machine its probes may say that it does not pay."""
+        """Draft at every step, whatever the loop decides: on a busy machine its probes may say that it does not pay."""
         before = self.server.state().config_hash
         self.edit(mode="Static")
         self.server.wait_until("the new config", lambda: self.server.state().config_hash != before)

@@ -51,11 +51,11 @@ SMALL_LAYERS = (1, 2, 4)
 """Layers of the small target that a head reads."""
 EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
 OUTPUT_TOKENS = 24
-"""Of a request that says nothing else; every one has its full length."""
+"""Default output tokens of a request; each has its full length."""
 CACHE_GIB = "1"
-"""Of keys and values, where a test says nothing: by itself an engine takes what the machine has, beside others."""
+"""Default size of the KV cache: without it an engine takes the memory that the machine has, next to other engines."""
 DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
-"""With "gpu" the engines of these tests run on one; CONTRIBUTING.md says how."""
+"""Device of the engines in these tests: "gpu" runs them on one; CONTRIBUTING.md says how."""
 DEVICE_ARGUMENTS = shlex.split(os.environ.get("OUTRIDER_TEST_DEVICE_ARGUMENTS", "--enforce-eager"))
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", *DEVICE_ARGUMENTS)
 
@@ -245,7 +245,7 @@ def stop(llm: Any) -> None:
     cleanup_dist_env_and_memory()
 
 
-Asked = tuple[str, dict[str, Any]]
+RequestArguments = tuple[str, dict[str, Any]]
 """A prompt, and what it says of sampling."""
 
 
@@ -254,18 +254,18 @@ class Verified(NamedTuple):
 
     id: str
     drafter: str
-    """Whose they were; of whoever was asked first where there are none."""
-    asked: int
-    """Tokens that it was asked for."""
+    """Drafter of the proposal; without one, the first in the order."""
+    planned_tokens: int
+    """Tokens that were planned."""
     proposed: int
     verified: int
     accepted: int
     first: str
-    """Who was asked first."""
+    """First drafter in the order."""
 
 
 def verified(finished: FinishedStep, drafters: Sequence[str]) -> list[Verified]:
-    """Of each request that somebody was asked for."""
+    """Return the results of each request with a planned proposal."""
     outcome, request_steps = finished.outcome, list[Verified]()
     forest = outcome.forest
     for row, name in enumerate(finished.step.names):
@@ -305,13 +305,13 @@ class Bench:
         """Tokens of each prompt; `arrive_every` steps between arrivals, so that the batch changes all the time."""
         return self.run([(prompt, sampling) for prompt in prompts], arrive_every=arrive_every)
 
-    def run(self, requests: Sequence[Asked], **how: Any) -> list[list[int]]:
+    def run(self, requests: Sequence[RequestArguments], **how: Any) -> list[list[int]]:
         """Tokens per request; none of one that was aborted before it had any. how: as `outputs` takes it."""
         return [[] if output is None else list(output.outputs[0].token_ids) for output in self.outputs(requests, **how)]
 
     def outputs(
         self,
-        requests: Sequence[Asked],
+        requests: Sequence[RequestArguments],
         *,
         arrive_every: int = 0,
         before_step: Callable[[int], None] = lambda _step: None,
@@ -338,7 +338,7 @@ class Bench:
 
     @property
     def outcomes(self) -> list[Verified]:
-        """Of each request in each step."""
+        """Results of each request in each step."""
         names = list(self.loop.numbers)
         return [request_step for step in self.steps for request_step in verified(step, names)]
 
@@ -364,7 +364,7 @@ def bench(drafters: Sequence[DrafterSpec], *, asynchronous: bool = False, **plan
 
 @contextmanager
 def _asynchronous_scheduling() -> Iterator[None]:
-    """As on GPUs. vLLM switches it off on CPUs, where it gains nothing; every part of it works there."""
+    """Asynchronous scheduling, as on GPUs. vLLM switches it off on CPUs, where it gains nothing, though it works."""
     platform = type(importlib.import_module("vllm.platforms").current_platform)
     check = platform.check_and_update_config
 

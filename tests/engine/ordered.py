@@ -27,7 +27,7 @@ from tests.engine import engines
 
 SCHEDULER = f"--scheduler-cls={__name__}.ordered_scheduler"
 Giver = Callable[[int, list[str], DraftOrder], DraftOrder]
-"""Step, its requests, an order in which nobody runs -> the step's order."""
+"""Takes a step, its requests and an order in which no drafter runs, and returns the step's order."""
 
 
 def ordered_scheduler(vllm_config: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -52,7 +52,7 @@ class Ordered:
         self.give: Giver = lambda _step, _requests, idle: idle
         self.members = 0
         self.steps = itertools.count()
-        self.told: dict[int, tuple[DraftOrder, DraftReport]] = {}
+        self.by_step: dict[int, tuple[DraftOrder, DraftReport]] = {}
         """Step -> what was ordered, and what came of it."""
         self.proposals: dict[tuple[int, str, int], list[int]] = {}
         """Member, request, its tokens so far -> what was proposed."""
@@ -81,7 +81,7 @@ class Ordered:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
         made = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         for draft in report.drafts if report is not None else ():
-            self.told[draft.step] = (self._given.pop(draft.step), draft)
+            self.by_step[draft.step] = (self._given.pop(draft.step), draft)
         if order is not None and report is not None and report.proposals is not None:
             proposers = dict(
                 zip(scheduler_output.num_scheduled_tokens, report.drafts[-1].proposer.tolist(), strict=True)
@@ -109,7 +109,7 @@ class OrderedBench:
         self.forwards: dict[int, int] = {}
         """Member -> forward passes since `run` began."""
         self.prompt_tokens: list[int] = []
-        """Of each prompt of the last `run`."""
+        """Tokens of each prompt of the last `run`."""
         self.tags: list[str] = []
         """What the engine's start set for compiled code, where a test notes it."""
         self._count_forwards()
@@ -127,16 +127,16 @@ class OrderedBench:
         self.forwards[number] = self.forwards.get(number, 0) + 1
 
     def run(
-        self, prompts: Sequence[str | engines.Asked], give: Giver, *, arrive_every: int = 0,
+        self, prompts: Sequence[str | engines.RequestArguments], give: Giver, *, arrive_every: int = 0,
         keep_prefixes: bool = False, before_step: Callable[[int], None] = lambda _step: None, **sampling: Any,
     ) -> list[list[int]]:  # fmt: skip
-        """Tokens of each prompt; requests are called "0", "1", ... sampling: of all, beside what a request says."""
+        """Tokens of each prompt; requests are called "0", "1", ... sampling: in addition to a request's own."""
         if not keep_prefixes:
             self.llm.reset_prefix_cache()
         self.forwards.clear()
         scheduler = self.scheduler
         scheduler.give, scheduler.steps = give, itertools.count()
-        scheduler.told.clear()
+        scheduler.by_step.clear()
         scheduler.proposals.clear()
         engine, tokens = self.llm.llm_engine, {str(index): list[int]() for index in range(len(prompts))}
         self.prompt_tokens = [0] * len(prompts)
@@ -154,12 +154,12 @@ class OrderedBench:
         return list(tokens.values())
 
     @property
-    def told(self) -> list[tuple[DraftOrder, DraftReport]]:
-        return list(self.scheduler.told.values())
+    def orders_and_reports(self) -> list[tuple[DraftOrder, DraftReport]]:
+        return list(self.scheduler.by_step.values())
 
     def proposed(self, number: int) -> int:
         """Tokens of this member that came back."""
-        return sum(int(report.proposed[report.proposer == number].sum()) for _, report in self.told)
+        return sum(int(report.proposed[report.proposer == number].sum()) for _, report in self.orders_and_reports)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from outrider_runtime.snapshot import WRITE_EVERY_S
 from tests.ports import free_port
 
 PATIENCE_S = 600.0
-"""For all that is waited for: a busy machine is slow, not wrong."""
+"""Timeout of all waits: a busy machine is slow, not wrong."""
 MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
 TARGET = MODEL_ROOT / "smollm2-135m-instruct"
 REPETITIVE = "Repeat exactly: one two three four five one two three four five one two three four five"
@@ -65,7 +65,7 @@ class Server:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
 
     def probe(self, path: str) -> int:
-        """Status of an admin page; 0 while nobody answers."""
+        """Return the status of an admin page; 0 while no server answers."""
         try:
             return self.admin.get(path).status_code
         except httpx.TransportError:

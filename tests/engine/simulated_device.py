@@ -22,19 +22,19 @@ from tests.engine.engines import TARGET, Bench, bench
 
 @dataclass
 class Device:
-    """Its `StepClock`. `now`: where its queue ends."""
+    """Its `StepClock`. `now_s`: the end of its queue."""
 
     target_s: float = 0.010
     pass_s: float = 0.0
-    """Of the draft."""
-    now: float = field(default_factory=time.monotonic)
+    """Seconds of a draft pass."""
+    now_s: float = field(default_factory=time.monotonic)
     reached: float = 0.0
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     waited: int = 0
 
     def mark(self) -> float:
-        self.now += 1e-9  # no two marks alike
-        return self.now
+        self.now_s += 1e-9  # no two marks alike
+        return self.now_s
 
     def passed(self, mark: float) -> bool:
         return mark <= self.reached
@@ -54,7 +54,7 @@ class Device:
     @torch.inference_mode()
     def arrive(self) -> None:
         """The device has done all that it was given so far."""
-        self.reached = self.now
+        self.reached = self.now_s
         for there, values in self.copies:
             there.copy_(values)
         self.copies.clear()
@@ -62,10 +62,10 @@ class Device:
     def run_target(self, *_: Any) -> None:
         """A step begins: the host is a step ahead at most."""
         self.arrive()
-        self.now += self.target_s
+        self.now_s += self.target_s
 
     def run_draft(self, *_: Any) -> None:
-        self.now += self.pass_s
+        self.now_s += self.pass_s
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def on_device(
     device: Device, drafters: list[DrafterSpec], draft: str, *, asynchronous: bool = True, target: Path = TARGET
 ) -> Iterator[Bench]:
     """An engine whose scheduler and worker live in the device's time. draft: whose passes it times."""
-    clock = SimpleNamespace(monotonic=lambda: device.now, time=time.time)
+    clock = SimpleNamespace(monotonic=lambda: device.now_s, time=time.time)
     with bench(drafters, asynchronous=asynchronous, target=target) as engine, pytest.MonkeyPatch.context() as patch:
         patch.setattr("outrider_runtime.vllm_plugin.scheduler.time", clock)
         engine.runner._clock = device

@@ -91,7 +91,7 @@ def test_books_that_always_raise_leave_plain_decoding(
 def test_speculation_comes_back_with_new_books(
     engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For requests that ran when the books broke, too: what is known of them goes on."""
+    """Clocks of requests that ran when the books broke carry over."""
     engine.loop.pin(3, "eagle")
     real, calls = Stepper.draft, []
 

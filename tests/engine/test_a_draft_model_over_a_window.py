@@ -14,9 +14,9 @@ import torch
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
-from tests.engine.engines import SMALL, Asked, bench, draft_model, sparse_self
+from tests.engine.engines import SMALL, RequestArguments, bench, draft_model, sparse_self
 from tests.engine.ordered import OrderedBench, ordered
-from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
+from tests.engine.test_several_neural_drafters import MOST, all_members, by_turns, no_member
 from tests.engine.test_sparse_self import ALL, CHAPTERS, LONGEST, PAGE, accepted, only
 from tests.engine.test_speculation_is_lossless import STORY
 from tests.engine.test_what_serving_must_not_lose import COUNTING
@@ -29,7 +29,7 @@ POOL = (
     sparse_self(64),
 )
 BUDGET = (1 + 3) * PAGE
-"""Of `narrow`: a page of sinks, and 64 tokens lie in at most three."""
+"""Pages of `narrow`: one of sinks, and at most three for the last 64 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,15 @@ def engine() -> Iterator[OrderedBench]:
 
 @pytest.fixture(scope="module")
 def reference(engine: OrderedBench) -> list[list[int]]:
-    return engine.run(ALL, nobody)
+    return engine.run(ALL, no_member)
 
 
 def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
-    """Alone and by turns, beside the target's own window, while requests of 5 and of 800 tokens come and go."""
-    for give in (only(NARROW), only(WHOLE), everybody(), by_turns):
+    """It runs alone and by turns, together with the target's own window, while requests of 5
+    and of 800 tokens come and go."""
+    for give in (only(NARROW), only(WHOLE), all_members(), by_turns):
         assert engine.run(ALL, give, arrive_every=2) == reference
-        assert all(not report.failures for _, report in engine.told)
+        assert all(not report.failures for _, report in engine.orders_and_reports)
         assert sum(engine.proposed(member) for member in range(len(POOL))) > 0
 
 
@@ -93,16 +94,16 @@ def test_no_pass_reads_more_than_the_window_and_its_own_tokens(
 
 def test_answers_end_where_the_models_length_ends(engine: OrderedBench) -> None:
     prompts = [CHAPTERS + STORY[:500], CHAPTERS + STORY[:400]]
-    plain = engine.run(prompts, nobody, max_tokens=LONGEST)
+    plain = engine.run(prompts, no_member, max_tokens=LONGEST)
     assert all(len(tokens) + count == LONGEST for tokens, count in zip(plain, engine.prompt_tokens, strict=True))
     for member in (NARROW, WHOLE):
         assert engine.run(prompts, only(member), max_tokens=LONGEST) == plain
 
 
-def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[int]]) -> None:
+def test_draft_model_with_a_window_fills_a_gap(engine: OrderedBench, reference: list[list[int]]) -> None:
     """A prompt that it did not read is read later, chunk after chunk; then it is right about everything."""
     chunk, last = 96, len(ALL) - 1
-    engine.run([ALL[last]], nobody)
+    engine.run([ALL[last]], no_member)
     prompt = engine.prompt_tokens[0]
     caught, ready = [0], [0]
 
@@ -132,8 +133,8 @@ def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[in
 
 
 def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing() -> None:
-    """Under the loop, with a tight window: prompts in chunks, memory for two of four, one of them aborted."""
-    prompts: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
+    """The loop decides, with a tight window: prompts in chunks, memory for two of four, one of them aborted."""
+    prompts: list[RequestArguments] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
     extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=128"]
     with (
         bench([draft_model(SMALL, window_tokens=32)], extra=extra, target=SMALL) as served,

@@ -1,4 +1,4 @@
-"""A pool that does not fit into memory: the pod comes up without its heaviest drafters, and says what each takes.
+"""A pool that does not fit into memory: the pod comes up without its largest drafters, and says what each takes.
 
 Real vLLM in this process.
 """
@@ -16,7 +16,7 @@ from tests.engine.test_speculation_is_lossless import SHORT
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
 
-def test_a_pool_that_does_not_fit_into_memory_is_started_without_its_dearest() -> None:
+def test_pool_that_does_not_fit_starts_without_the_largest() -> None:
     """Bug: vLLM ended for want of KV, and the pod with it. 1 GiB holds a request of 8,192 tokens in the target's layers
     and in one draft's, not in two."""
     run_dir = engines.make_plan([]).paths

@@ -1,4 +1,4 @@
-"""The real engine over an asynchronous device whose seconds are given: what is learned from them, and who waits."""
+"""The real engine over an asynchronous device with fixed times: what it learns from them, and when the host waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Slowing(NamedTuple):
     device: Device
     steps: list[FinishedStep]
     visits: list[Visit]
-    """By the profiler, afterwards."""
+    """Times read by the profiler, afterwards."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def slowing() -> Slowing:
         steps = list(engine.steps)
         device.pass_s = FAST_S
         measured = VLLMEngine(engine.llm.llm_engine)
-        measured.on_cpu = False  # the device's seconds hang on no core's speed
+        measured.on_cpu = False  # the device's seconds depend on no core's speed
         driver = Driver(measured)
         visits = [driver.visit(VisitOrder(point, "draft", steps=3, most_steps=3)) for point in POINTS]
         return Slowing(device, steps, visits)
@@ -88,8 +88,8 @@ def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: Slowing) -
 
 @pytest.mark.parametrize("place", range(len(POINTS)), ids=map(str, POINTS))
 def test_the_profiler_measures_with_the_scheduling_that_serves(slowing: Slowing, place: int) -> None:
-    """Bug: it scheduled synchronously, so that a GPU's step had the host's work in it. What is told late is of the
-    shape that was asked for, prompts included, and its seconds are the device's."""
+    """Bug: it scheduled synchronously, so that a GPU's step had the host's work in it. A late report is of the
+    ordered shape, prompts included, and its seconds are the device's."""
     point, visit = POINTS[place], slowing.visits[place]
     assert len(visit.samples) >= 2
     for sample in visit.samples:
@@ -124,7 +124,7 @@ def test_synchronous_proposals_are_read_once_the_device_has_them() -> None:
 
 
 class NoneOfUsWaits(TorchDispatchMode):
-    """A value of a tensor, or a shape that hangs on one, asked for by a line of ours: on a GPU the host would wait.
+    """A line of ours reads a value of a tensor, or a shape that depends on one: on a GPU the host would wait.
     What vLLM's own lines ask for are tensors that it keeps on the host."""
 
     WAITS = (
@@ -149,7 +149,7 @@ def _asker() -> str:
 def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Promise: the host schedules the next step while the device works, whoever drafts, gaps included."""
+    """Promise: the host schedules the next step while the device works, with any drafter, filling of gaps included."""
     head = eagle(head_reading(SMALL_LAYERS, tmp_path / "head"))
     with bench([lookup(), head, draft_model(POOR_DRAFT)], asynchronous=True, target=SMALL) as engine:
         engine.loop.pin(0)

@@ -46,9 +46,7 @@ def reference(engine: Bench) -> list[list[int]]:
     return plain
 
 
-def test_a_length_that_changes_at_every_step_loses_nothing_and_nobody(
-    engine: Bench, reference: list[list[int]]
-) -> None:
+def test_draft_length_that_changes_each_step_loses_nothing(engine: Bench, reference: list[list[int]]) -> None:
     """Bugs: at K = 0 the padding of a draft that ran, and at a later K the padding behind it, was taken for nonsense,
     and a good drafter was suspended for minutes."""
     assert type(engine.scheduler).__name__ == "OutriderAsyncScheduler"
@@ -79,7 +77,7 @@ def test_a_request_that_reaches_the_length_limit_ends_there_and_the_others_go_on
         assert 0 < len(near_tokens) < 40, "it reached the limit"
 
 
-def test_what_a_draft_took_and_brought_is_told_a_step_later(engine: Bench) -> None:
+def test_draft_report_arrives_a_step_later(engine: Bench) -> None:
     """Bug: the draft's time was part of the target's, so that a draft that slowed down was never found out."""
     drafter = engine.plan.pool.hosted[-1].name
     engine.loop.pin(2, drafter)
@@ -89,7 +87,7 @@ def test_what_a_draft_took_and_brought_is_told_a_step_later(engine: Bench) -> No
     assert sum(step.draft_s[number] > 0 for step in steps) >= len(steps) - 1
     assert all(step.target_s > 0 for step in steps)
     outcomes = [member for member in engine.outcomes if member.drafter == drafter]
-    assert all(member.accepted <= member.verified <= member.proposed <= member.asked for member in outcomes)
+    assert all(member.accepted <= member.verified <= member.proposed <= member.planned_tokens for member in outcomes)
     assert engine.accepted(drafter) > 0
 
 

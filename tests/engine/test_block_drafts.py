@@ -94,7 +94,7 @@ def assert_members_serve(engine: OrderedBench) -> None:
         if name == "pld":
             continue
         assert engine.run(PROMPTS, fed_then_short(member)) == reference
-        assert all(not report.failures for _, report in engine.told)
+        assert all(not report.failures for _, report in engine.orders_and_reports)
         assert engine.run(PROMPTS, alone(member)) == reference
         own = engine.scheduler.proposals
         common = [at for at in own.keys() & together.keys() if at[0] == member]
@@ -104,14 +104,14 @@ def assert_members_serve(engine: OrderedBench) -> None:
 
 def assert_forwards(engine: OrderedBench) -> None:
     """A block drafter makes one pass for any length, and none where it is fed alone."""
-    assert all(not report.failures for _, report in engine.told)
+    assert all(not report.failures for _, report in engine.orders_and_reports)
     for member, name in enumerate(engine.names):
-        lengths = [int(order.passes[member]) for order, _ in engine.told]
+        lengths = [int(order.passes[member]) for order, _ in engine.orders_and_reports]
         if name in BLOCKS:
             assert engine.forwards[member] == sum(length > 0 for length in lengths)
         elif name != "pld":
             assert engine.forwards[member] == sum(max(1, length) for length in lengths if length != IDLE)
-        reports = [report.seconds[member] for _, report in engine.told]
+        reports = [report.seconds[member] for _, report in engine.orders_and_reports]
         assert (np.isfinite(reports) == (np.array(lengths) != IDLE)).all()
 
 
@@ -283,7 +283,7 @@ def test_device_ranks_block_drafters_by_confidence(folder: Path) -> None:
 def reported_confidences(engine: OrderedBench, member: int) -> set[int]:
     """Values of all tokens that the member proposed."""
     values = set[int]()
-    for _, report in engine.told:
+    for _, report in engine.orders_and_reports:
         assert not report.failures
         assert report.confidence is not None
         for row in (report.proposer == member).nonzero()[0]:

@@ -17,7 +17,18 @@ import torch
 from outrider_runtime.loop import pod_state
 
 from tests.engine import planted_models
-from tests.engine.engines import POOR_DRAFT, SMALL, Asked, Bench, bench, block, draft_model, eagle, interleaved, lookup
+from tests.engine.engines import (
+    POOR_DRAFT,
+    SMALL,
+    Bench,
+    RequestArguments,
+    bench,
+    block,
+    draft_model,
+    eagle,
+    interleaved,
+    lookup,
+)
 from tests.engine.test_what_serving_must_not_lose import COUNTING, WITH_ADAPTERS, sampled_as, tokens, write_adapter
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -60,7 +71,7 @@ def by_turns(engine: Bench) -> Callable[[int], None]:
     return lambda _step: engine.loop.pin(*next(turns))
 
 
-def plain(engine: Bench, requests: list[Asked], **how: Any) -> list[list[list[int]]]:
+def plain(engine: Bench, requests: list[RequestArguments], **how: Any) -> list[list[list[int]]]:
     engine.loop.pin(0)
     made = tokens(engine.outputs(requests, **how))
     assert engine.verified() == 0
@@ -82,7 +93,11 @@ def test_requests_of_every_kind_and_adapter_share_a_batch(engine: Bench, folder:
     from vllm.lora.request import LoRARequest
 
     adapter = LoRARequest("one", 1, str(write_adapter(folder / "one", seed=1, target=SMALL)))
-    requests: list[Asked] = [(COUNTING, sampled_as(kind)) for kind in KINDS] + [(LONG, {}), (LONG, {}), (OTHER, {})]
+    requests: list[RequestArguments] = [(COUNTING, sampled_as(kind)) for kind in KINDS] + [
+        (LONG, {}),
+        (LONG, {}),
+        (OTHER, {}),
+    ]
     adapters = {len(KINDS): adapter, 1: adapter}
     reference = plain(engine, requests, adapters=adapters, arrive_every=2)
     before_step = by_turns(engine)
@@ -97,7 +112,7 @@ def test_length_ends_at_the_block(engine: Bench) -> None:
     engine.generate([COUNTING])
     spark = [verified for verified in engine.outcomes if verified.drafter == "spark" and verified.proposed]
     assert spark
-    assert {verified.asked for verified in spark} == {2}
+    assert {verified.planned_tokens for verified in spark} == {2}
 
 
 def test_prefix_that_a_block_drafter_saw_needs_no_new_reading(engine: Bench) -> None:
@@ -122,7 +137,7 @@ def test_prefix_that_a_block_drafter_missed_stays_a_gap(engine: Bench) -> None:
 
 
 def test_preempted_requests_are_drafted_for_again(engine: Bench) -> None:
-    requests: list[Asked] = [(LONG, {}), (COUNTING, {}), (OTHER, {})]
+    requests: list[RequestArguments] = [(LONG, {}), (COUNTING, {}), (OTHER, {})]
     reference = plain(engine, requests)
     last = 24
 

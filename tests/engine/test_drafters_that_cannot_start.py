@@ -39,7 +39,7 @@ def without_eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reasons(engine: Bench) -> dict[str, str]:
-    """Of the drafters that are not loaded."""
+    """Return the reasons of drafters that are not loaded."""
     drafters: list[DrafterReport] = [state_of(engine, entry.name) for entry in engine.plan.boot.draft_pool]
     return {drafter.name: drafter.reason for drafter in drafters if not drafter.loaded}
 
@@ -96,9 +96,7 @@ def test_heads_are_left_out_when_target_claims_hidden_states_in_vain(tmp_path: P
     assert "MiMoForCausalLM hands out no hidden states" in smaller.pool.dropped["eagle"]
 
 
-def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_dearest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_oom_in_graph_capture_restarts_without_the_largest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bug: it ended there at every start."""
     from outrider_runtime.vllm_plugin import cpu
 
@@ -169,7 +167,7 @@ def test_a_head_that_raises_before_the_engine_serves_is_started_without(
 
 
 def test_a_head_of_random_weights_starts() -> None:
-    """Bug: the map of its smaller vocabulary, which nobody makes up, was missed in a checkpoint that is not there."""
+    """Bug: the map of its smaller vocabulary, which no dummy weights replace, was missed without a checkpoint."""
     with engines.bench([eagle()], extra=["--load-format=dummy"]) as engine:
         assert not reasons(engine)
         engine.loop.pin(1, "eagle")

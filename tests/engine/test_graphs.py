@@ -32,7 +32,7 @@ SOME: Table = [[1, 1, 1]]
 
 
 def launch_plan() -> LaunchPlan:
-    """Of the example, with a second head."""
+    """Launch plan of the example, with a second head."""
     service = load_local_service(EXAMPLE)
     head = next(drafter for drafter in service.boot.draft_pool if drafter.eagle is not None)
     pool = HostedPool(hosted=(*service.boot.draft_pool, head.model_copy(update={"name": "second"})))
@@ -190,8 +190,9 @@ def test_a_step_without_proposals_runs_in_a_graph_of_plain_decoding(varlen: bool
 
 
 def test_a_heads_further_passes_have_a_whole_graph_for_every_number_of_them() -> None:
-    """Where vLLM records them all in one graph (FlashAttention, Triton), one for each number. Bug: a second head had
-    graphs of all passes only, so that it ran all whatever was asked."""
+    """One graph for each number of passes, if vLLM records all passes in one (FlashAttention, Triton).
+
+    Bug: a second head had graphs of all passes only, so that it ran all of them for any length."""
     sizes, _ = given_to_vllm()
     for number in (-1, -2):
         from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager

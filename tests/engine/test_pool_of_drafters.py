@@ -1,4 +1,4 @@
-"""The pool as one speculator: who runs, whose proposals count, what is told of it. Members are stand-ins here; real
+"""The pool as one speculator: members that run, proposals that count, and the report. Members are stand-ins here; real
 ones are in tests/engine."""
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Member:
     """Proposes `token`, `token + 1`, ... for every request; `found` as a lookup tells it."""
 
     def __init__(self, token: int, follow_up_tokens: list[int] | None = None, matched: list[int] | None = None) -> None:
-        self.token, self.asked = token, list[int]()
+        self.token, self.draft_lengths = token, list[int]()
         if follow_up_tokens is not None:
             self.follow_up_tokens = torch.tensor(follow_up_tokens)
         if matched is not None:
             self.matched = torch.tensor(matched)
 
     def propose(self, batch: Any, *_: Any, num_speculative_tokens: int = MOST, **__: Any) -> Any:
-        self.asked.append(num_speculative_tokens)
+        self.draft_lengths.append(num_speculative_tokens)
         return (self.token + torch.arange(MOST)).expand(batch.num_reqs, MOST)
 
     def capture(self) -> None:
-        self.asked.append(-1)
+        self.draft_lengths.append(-1)
 
 
 class DeviceBehind(HostClock):
@@ -103,7 +103,7 @@ def drafted(
 
 
 def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
-    """In whatever order the worker runs the requests."""
+    """The worker may run the requests in any order."""
     step, rows = drafted([Member(10), Member(20)], order([3, 2], [0, 1, NOBODY, 0]), batch=["d", "c", "b", "a"])
     report = step.report()
     assert report.proposer.tolist() == [0, 1, NOBODY, 0]
@@ -111,11 +111,11 @@ def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
     assert rows == [[10, 11, 12], [FILLER] * 3, [20, 21, FILLER], [10, 11, 12]]
 
 
-def test_a_member_that_is_not_asked_does_not_run() -> None:
+def test_idle_member_does_not_run() -> None:
     """Promise: at K = 0 nothing is drafted; and a draft may run its first pass alone."""
     idle, other = Member(10), Member(20)
     step, _ = drafted([idle, other], order([IDLE, 0], [NOBODY] * 4))
-    assert (idle.asked, other.asked) == ([], [0])
+    assert (idle.draft_lengths, other.draft_lengths) == ([], [0])
     report = step.report()
     assert math.isnan(report.seconds[0])
     assert report.seconds[1] >= 0
@@ -161,7 +161,7 @@ def test_a_member_that_raises_costs_its_own_proposals_only() -> None:
     assert math.isnan(report.seconds[0])
 
 
-def test_holes_are_closed_by_the_draft_model_that_has_them() -> None:
+def test_gaps_are_filled_by_the_draft_model_that_has_them() -> None:
     closed = []
 
     class Draft(Member):
@@ -174,8 +174,8 @@ def test_holes_are_closed_by_the_draft_model_that_has_them() -> None:
     assert step.report().catch_up_s[1] >= 0
 
 
-def test_a_draft_model_that_cannot_close_its_holes_leaves_only_those_open() -> None:
-    """Bug: what one draft model failed to close was told as closed when another one closed its own."""
+def test_failed_gap_filling_leaves_only_its_own_gaps() -> None:
+    """Bug: gaps that one draft model failed to fill were reported as filled when another one filled its own."""
 
     class Draft(Member):
         def fill_gaps(self, *_: Any) -> None:
@@ -193,7 +193,7 @@ def test_a_draft_model_that_cannot_close_its_holes_leaves_only_those_open() -> N
 
 
 def test_a_report_waits_for_the_device_and_the_host_does_not() -> None:
-    """Promise: in an asynchronous step nobody waits; what the drafters took is the device's own time."""
+    """Promise: in an asynchronous step the host never waits; what the drafters took is the device's own time."""
     clock = DeviceBehind()
     step, _ = drafted([Member(10)], order([3], [0] * 4), clock=clock)
     assert not step.over
@@ -202,8 +202,8 @@ def test_a_report_waits_for_the_device_and_the_host_does_not() -> None:
     assert step.report().seconds.tolist() == [1.0]
 
 
-class NobodyWaits(TorchDispatchMode):
-    """A value of a tensor, or a shape that hangs on one: the host would wait for the device."""
+class NoHostWait(TorchDispatchMode):
+    """Raises at a value of a tensor, or a shape that depends on one: the host would wait for the device."""
 
     WAITS = (
         torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
@@ -218,7 +218,7 @@ class NobodyWaits(TorchDispatchMode):
 def test_giving_each_request_its_proposals_waits_for_nothing() -> None:
     """Promise: the host schedules the next step while the device drafts, however many members run."""
     members = [Member(10, follow_up_tokens=[0, 2, 3, 1]), Member(20), Member(30)]
-    with NobodyWaits():
+    with NoHostWait():
         step, _ = drafted(members, order([3, 2, 1], [0, 1, 2, 0], second=[1, NOBODY, NOBODY, NOBODY]))
     assert step.report().proposed.tolist() == [2, 2, 1, 1]
 
@@ -227,7 +227,7 @@ def test_a_device_ranks_proposals_without_waiting() -> None:
     """The batch's size is fixed before, so the host launches the step and never asks what was chosen."""
     from tests.engine.test_device_ranking import ranked_steps
 
-    with NobodyWaits():
+    with NoHostWait():
         steps = ranked_steps(3, slots_from=0, host_knows_proposals=False)
     assert len(steps) == 3
 

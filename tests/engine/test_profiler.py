@@ -116,7 +116,7 @@ def test_the_error_is_stated_on_shapes_that_were_held_out(whole):
     assert "held-out error" in ran.output
 
 
-def test_progress_and_a_report_are_shown_to_whoever_ran_it(whole):
+def test_profiler_prints_progress_and_a_report(whole):
     """Shape k of n, time elapsed and budget left while it runs; table, JSON and plot in the end."""
     ran, report = whole
     assert "shape 1 of " in ran.output
@@ -146,7 +146,7 @@ def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
 
 
 def test_a_target_is_measured_though_its_only_drafter_cannot_serve_it(tmp_path):
-    """Bug: nobody proposed where shapes with proposals were measured, and the target read tokens that are none."""
+    """Bug: without proposals in shapes that need them, the target read tokens that are none."""
     pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path), head="nowhere"))
     pool["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"windowTokens": 64}}]
     ran = unhurried(tmp_path, 12, text=yaml.safe_dump(pool))
@@ -170,7 +170,7 @@ def test_a_stopped_job_writes_nothing_and_leaves_no_engine_behind(tmp_path):
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Also when nobody has asked for its status yet: it is nobody's child any more."""
+    """It ends also before its status was read, when it has no parent any more."""
     psutil.wait_procs([process], timeout=60)
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 

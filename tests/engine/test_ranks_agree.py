@@ -46,7 +46,7 @@ def out_of_memory() -> str:
 
 
 def a_step(agree: Agreement, *works: Callable[[], object]) -> Any:
-    """Of as many members: what they made, and what is reports_of_ranks of failures."""
+    """Return what these members made, and the reported failures."""
     none = numbers([-1])
     step = DraftingStep(DraftOrder(1, numbers([1] * len(works)), none, none), ["a"], HostClock(), agree)
     step.begin(["a"])

@@ -59,7 +59,7 @@ def chat(engine: Bench, name: str = "chat") -> SLOClassState:
 def test_a_seeded_request_repeats_itself_whatever_shares_its_batch(engine: Bench) -> None:
     """Bug: "CPU Generator does not use offset" kills the stock engine once a seeded prompt comes in chunks.
 
-    And with proposals, a seed would not repeat its answer: draws would hang on the draft length of the moment.
+    And with proposals, a seed would not repeat its answer: draws would depend on the draft length.
     """
     alone = engine.run([(LONG, SEEDED)])
     assert engine.run([(LONG, {**SEEDED, "seed": 8})]) != alone
@@ -157,9 +157,11 @@ def test_acceptance_is_counted_of_real_proposals_only(whole: Bench) -> None:
     whole.loop.pin(3, "pld")
     whole.generate(["one two three four one two three four one two", "Something that never repeats"])
     outcomes = whole.outcomes
-    assert any(length.proposed < length.asked for length in outcomes), "prompt lookup does not always find something"
+    assert any(length.proposed < length.planned_tokens for length in outcomes), (
+        "prompt lookup does not always find something"
+    )
     assert all(
-        length.accepted <= length.verified <= length.proposed <= max(length.asked, length.proposed)
+        length.accepted <= length.verified <= length.proposed <= max(length.planned_tokens, length.proposed)
         for length in outcomes
     )
     lengths = {int(length) for step in whole.steps for length in step.outcome.forest.confidence}
@@ -186,7 +188,7 @@ def test_finished_requests_count_for_their_class(engine: Bench) -> None:
 
 
 def test_a_client_that_gives_up_over_a_miss_is_a_miss(engine: Bench) -> None:
-    """Clients that give up must not leave the attainment to those who were patient."""
+    """Requests of clients that give up count in the attainment."""
     before = chat(engine, "instant")
     engine.run([("one two", {"extra_args": {"slo_class": "instant"}})], abort_at={3: "0"})
     after = chat(engine, "instant")
@@ -264,8 +266,8 @@ def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
     assert engine.scheduler.max_num_scheduled_tokens == 512
 
 
-def test_a_step_that_admits_nobody_lets_the_running_go_on(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: where one more would make a tight class miss it waits, and starts when it may; nobody is lost."""
+def test_step_without_admission_lets_the_running_go_on(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: where one more would make a tight class miss it waits, and starts when it may; no request is lost."""
     right = engine.run([GREEDY, ("one two", {})])
     engine.fresh()
     plan_verify = engine.loop.plan_verify

@@ -36,7 +36,7 @@ def test_speculation_is_switched_off_and_on_without_a_restart(laptop: Laptop) ->
 
 
 def test_a_new_slo_class_is_known_at_once(laptop: Laptop) -> None:
-    """SLO classes are hot; an unknown one is refused until then, and told which are known."""
+    """SLO classes are hot; an unknown one is refused until then, with the known ones in the message."""
     server = laptop.server
     refused = server.chat(headers={"X-SLO-Class": "overnight"})
     assert refused.status_code == 400
@@ -80,7 +80,7 @@ def test_a_scrape_says_what_the_state_says(laptop: Laptop) -> None:
     assert server.metric("vllm:generation_tokens_total") >= state.output_tokens
 
 
-def test_the_last_decisions_are_told_with_what_they_weighed(laptop: Laptop) -> None:
+def test_last_decisions_are_shown_with_what_they_weighed(laptop: Laptop) -> None:
     """They cross from the engine's process to the server's as the state does."""
     server = laptop.server
     _answer(server)

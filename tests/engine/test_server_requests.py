@@ -170,7 +170,7 @@ BAD = {
 
 
 RECORDED: dict[str, list[object]] = json.loads(Path(__file__).with_name("recorded_errors.json").read_text())
-"""Of each bad request, the status and the error's type that vLLM answers with; the Torch backend answers the same."""
+"""Bad requests, with status and error type of vLLM's answer; the Torch backend answers the same."""
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -226,10 +226,10 @@ def test_seeded_and_greedy_requests_share_a_batch(laptop: Laptop) -> None:
     answers: dict[str, httpx.Response] = {}
 
     def ask(name: str, **fields: Any) -> Callable[[], None]:
-        def asked() -> None:
+        def send() -> None:
             answers[name] = laptop.server.chat("Tell me a story.", max_tokens=24, **fields)
 
-        return asked
+        return send
 
     kinds = {
         "seeded": ask("seeded", seed=7, temperature=0.8),

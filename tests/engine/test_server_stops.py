@@ -18,7 +18,7 @@ from tests.engine.server_process import PATIENCE_S, TARGET, Server, boot_documen
 pytestmark = pytest.mark.model
 
 GRACE = "8s"
-"""In which a busy machine answers one more request."""
+"""Time in which a busy machine answers one more request."""
 HOT = {
     "schemaVersion": 1,
     "mode": "ClosedLoop",

@@ -1,5 +1,5 @@
 """Several heads and draft models live in one engine: greedy answers stay those of plain decoding, token for token, and
-each request gets the proposals of the member that was asked.
+each request gets the proposals of the ordered member.
 
 Real vLLM, real SmolLM2, in this process; what each step drafts is ordered by the test.
 """
@@ -38,7 +38,7 @@ from tests.engine.test_speculation_is_lossless import SHORT, STORY
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 MOST = 3
 OTHER_LAYERS = [1, 11, 21]
-"""Of the target, which hands out those of 2, 15 and 27 where a head names none."""
+"""Layers of the target, which outputs those of 2, 15 and 27 if a head names none."""
 TWO_HEADS = {"eagle": (1, 2, 4), "other": (0, 2, 3)}
 """Layers of the small target that each head reads."""
 
@@ -67,14 +67,14 @@ def engine(pool: tuple[DrafterSpec, ...]) -> Iterator[OrderedBench]:
 
 @pytest.fixture(scope="module")
 def reference(engine: OrderedBench) -> list[list[int]]:
-    return engine.run(SHORT, nobody)
+    return engine.run(SHORT, no_member)
 
 
-def nobody(_step: int, _requests: list[str], idle: DraftOrder) -> DraftOrder:
+def no_member(_step: int, _requests: list[str], idle: DraftOrder) -> DraftOrder:
     return idle
 
 
-def everybody(passes: int = MOST) -> Giver:
+def all_members(passes: int = MOST) -> Giver:
     """All members run in each step, and requests take turns with them."""
 
     def give(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
@@ -86,7 +86,9 @@ def everybody(passes: int = MOST) -> Giver:
 
 
 def by_turns(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
-    """Another member for each request at every step, none included; lengths of their own, and who is not chosen idles.
+    """Another member for each request at every step, none included, with lengths of their own.
+
+    A member that is not chosen idles.
     For ten steps of twenty the last member is paused."""
     members = len(order.passes)
     order.chosen[:] = [(step + place) % (members + 1) - 1 for place in range(len(requests))]
@@ -113,38 +115,36 @@ def test_a_member_that_was_fed_alone_then_proposes_fewer_tokens_than_the_most(
 ) -> None:
     """Bug: the padding of K = 0, and that behind a smaller K, was taken for nonsense, and the drafter suspended."""
     assert engine.run(SHORT, fed_then_short) == reference
-    assert all(not report.failures for _, report in engine.told)
-    fed = [report for order, report in engine.told if not order.draft_tokens and order.passes.max() == 0]
+    assert all(not report.failures for _, report in engine.orders_and_reports)
+    fed = [report for order, report in engine.orders_and_reports if not order.draft_tokens and order.passes.max() == 0]
     assert fed
     assert all(not report.proposed.any() and np.isfinite(report.seconds).any() for report in fed)
-    assert any(report.proposed.any() for _, report in engine.told)
+    assert any(report.proposed.any() for _, report in engine.orders_and_reports)
 
 
 def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
-    for give in (everybody(), everybody(1), by_turns):
+    for give in (all_members(), all_members(1), by_turns):
         assert engine.run(SHORT, give, arrive_every=2) == reference
-        assert all(not report.failures for _, report in engine.told)
+        assert all(not report.failures for _, report in engine.orders_and_reports)
         assert all(engine.proposed(member) for member in range(len(engine.names)))
 
 
-def test_proposals_come_from_the_member_that_was_asked(engine: OrderedBench, reference: list[list[int]]) -> None:
-    """A lookup that finds nothing proposes nothing, and nobody stands in unless that is ordered."""
+def test_proposals_come_from_the_ordered_member(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """A lookup that finds nothing proposes nothing, and no other member proposes unless that is ordered."""
     assert engine.run(SHORT, by_turns, arrive_every=2) == reference
-    for order, report in engine.told:
+    for order, report in engine.orders_and_reports:
         proposing = report.proposed > 0
         assert (report.proposer[proposing] == order.chosen[proposing]).all()
         assert (report.proposed[proposing] <= order.passes[report.proposer[proposing]]).all()
         assert (np.isfinite(report.seconds) == (order.passes != IDLE)).all()
 
 
-def test_a_member_runs_as_many_passes_as_asked_and_only_when_asked(
-    engine: OrderedBench, reference: list[list[int]]
-) -> None:
+def test_member_runs_exactly_the_ordered_passes(engine: OrderedBench, reference: list[list[int]]) -> None:
     assert engine.run(SHORT, by_turns, arrive_every=2) == reference
     for member in engine.forwards:
-        ordered_passes = [int(order.passes[member]) for order, _ in engine.told]
+        ordered_passes = [int(order.passes[member]) for order, _ in engine.orders_and_reports]
         assert engine.forwards[member] == sum(max(1, passes) for passes in ordered_passes if passes != IDLE)
-    assert engine.run(SHORT, nobody) == reference
+    assert engine.run(SHORT, no_member) == reference
     assert not engine.forwards
 
 
@@ -155,22 +155,20 @@ def test_a_member_that_raises_costs_its_own_proposals_only(engine: OrderedBench,
     broken, others = 0, range(1, len(engine.names))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.member(broken), "propose", fail)
-        assert engine.run(SHORT, everybody()) == reference
+        assert engine.run(SHORT, all_members()) == reference
     assert not engine.proposed(broken)
     assert all(engine.proposed(other) for other in others)
-    assert all(set(report.failures) == {broken} for _, report in engine.told)
-    assert all(math.isnan(report.seconds[broken]) for _, report in engine.told)
-    assert engine.run(SHORT, everybody()) == reference
+    assert all(set(report.failures) == {broken} for _, report in engine.orders_and_reports)
+    assert all(math.isnan(report.seconds[broken]) for _, report in engine.orders_and_reports)
+    assert engine.run(SHORT, all_members()) == reference
     assert engine.proposed(broken), "used again"
 
 
-def test_a_member_proposes_beside_others_what_it_proposes_alone(
-    engine: OrderedBench, reference: list[list[int]]
-) -> None:
+def test_member_proposes_the_same_with_others_as_alone(engine: OrderedBench, reference: list[list[int]]) -> None:
     """Bugs: a head's first pass wrote its KV where another member's last pass had put the slots; a head got hidden
     states of layers that another one reads."""
-    assert engine.run(SHORT, everybody()) == reference
-    beside = dict(engine.scheduler.proposals)
+    assert engine.run(SHORT, all_members()) == reference
+    together = dict(engine.scheduler.proposals)
     for member in range(len(engine.names)):
 
         def alone(_step: int, _requests: list[str], order: DraftOrder, member: int = member) -> DraftOrder:
@@ -179,18 +177,18 @@ def test_a_member_proposes_beside_others_what_it_proposes_alone(
             return order._replace(draft_tokens=MOST)
 
         assert engine.run(SHORT, alone) == reference
-        common = engine.scheduler.proposals.keys() & beside.keys()
+        common = engine.scheduler.proposals.keys() & together.keys()
         assert len({at for at in common if at[0] == member}) > (5 if member in engine.forwards else 0), (
             "lookups find few"
         )
-        assert all(engine.scheduler.proposals[at] == beside[at] for at in common)
+        assert all(engine.scheduler.proposals[at] == together[at] for at in common)
 
 
 @pytest.mark.parametrize("pool", ["two heads"], indirect=True)
 def test_heads_read_the_layers_that_they_were_trained_on(engine: OrderedBench, reference: list[list[int]]) -> None:
     """The target hands out the layers of all heads, and each finds its own among them."""
     assert set(engine.runner.model.model.aux_hidden_state_layers) == {2, 15, 27, *OTHER_LAYERS}
-    assert engine.run(SHORT, everybody()) == reference
+    assert engine.run(SHORT, all_members()) == reference
     encode, right = engine.llm.get_tokenizer().encode, list[bool]()
     for (member, name, known), tokens in engine.scheduler.proposals.items():
         answer = reference[int(name)][known - len(encode(SHORT[int(name)])) :]
@@ -200,7 +198,7 @@ def test_heads_read_the_layers_that_they_were_trained_on(engine: OrderedBench, r
 
 
 @pytest.mark.parametrize("pool", ["two draft models"], indirect=True)
-def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench) -> None:
+def test_each_draft_model_has_gaps_of_its_own(engine: OrderedBench) -> None:
     """The twin idles for ten steps, then runs over what it has missed: from then on it proposes what the other one,
     which saw every token, proposes."""
     skipped, prompt = 10, [STORY]
@@ -220,7 +218,7 @@ def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench) -> None:
         order.passes[0], order.chosen[:] = MOST, 0
         return order._replace(draft_tokens=MOST)
 
-    expected = engine.run(prompt, nobody)
+    expected = engine.run(prompt, no_member)
     assert engine.run(prompt, give) == expected
     caught_up = {at[1:]: tokens for at, tokens in engine.scheduler.proposals.items() if at[0] == 1}
     assert engine.run(prompt, first) == expected
@@ -291,7 +289,7 @@ def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path
         assert "of 3 layers, and is to read 1 (eagle_aux_hidden_state_layer_ids" in engine.failures["layers"]
         assert "49159" in engine.failures["beyond"]
         assert "49152" in engine.failures["beyond"]
-        reference = engine.run(SHORT, nobody)
+        reference = engine.run(SHORT, no_member)
 
         def good(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
             order.passes[1:3] = MOST
@@ -304,13 +302,14 @@ def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path
 
 
 def test_asynchronous_scheduling_loses_nothing(tmp_path: Path) -> None:
-    """As on GPUs: proposals stay on the device, and a step is scheduled before the last one's tokens are known."""
+    """The engine works as on GPUs: proposals stay on the device, and a step is scheduled before
+    the last one's tokens are known."""
     heads = [eagle(head_reading(layers, tmp_path / name), name) for name, layers in TWO_HEADS.items()]
     with ordered([lookup(), *heads, draft_model(POOR_DRAFT)], asynchronous=True, target=SMALL) as engine:
-        reference = engine.run(SHORT, nobody)
+        reference = engine.run(SHORT, no_member)
         assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(SHORT)
         assert engine.run(SHORT, fed_then_short) == reference
-        for give in (everybody(), by_turns):
+        for give in (all_members(), by_turns):
             assert engine.run(SHORT, give, arrive_every=2) == reference
             assert all(engine.proposed(member) for member in range(4))
-            assert all(not report.failures for _, report in engine.told)
+            assert all(not report.failures for _, report in engine.orders_and_reports)

@@ -18,7 +18,7 @@ from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import OUTPUT_TOKENS, SMALL, lookup, sparse_self, windowed
 from tests.engine.ordered import Giver, OrderedBench, ordered
-from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
+from tests.engine.test_several_neural_drafters import MOST, all_members, by_turns, no_member
 from tests.engine.test_speculation_is_lossless import PROMPTS, STORY
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -27,7 +27,7 @@ LONGEST = 1024
 NARROW, MIDDLE, WHOLE = range(3)
 POOL = (sparse_self(1, "narrow", 0), sparse_self(64, "middle"), sparse_self(LONGEST - SINK_TOKENS, "whole"))
 CHAPTERS = " ".join(f"Chapter {number}. {STORY}" for number in range(4))
-"""Over 800 tokens: its prompt takes two steps, and its answer ends where the model's length ends."""
+"""A prompt of over 800 tokens: its prefill takes two steps, and its answer ends where the model's length ends."""
 ALL = (*PROMPTS, CHAPTERS + "In the end", CHAPTERS + "Nobody")
 
 
@@ -39,7 +39,7 @@ def engine() -> Iterator[OrderedBench]:
 
 @pytest.fixture(scope="module")
 def reference(engine: OrderedBench) -> list[list[int]]:
-    return engine.run(ALL, nobody)
+    return engine.run(ALL, no_member)
 
 
 def only(member: int, passes: int = MOST) -> Giver:
@@ -59,7 +59,7 @@ def first_only(_step: int, requests: list[str], order: DraftOrder) -> DraftOrder
 
 
 def accepted(engine: OrderedBench, member: int, reference: list[list[int]]) -> tuple[int, int]:
-    """Of the first proposals, and of all, those that the target says, too: (right, tried)."""
+    """Return (accepted, tried) of first proposals, and of all proposals."""
     right = tried = 0
     for (drafter, name, known), tokens in engine.scheduler.proposals.items():
         answer = reference[int(name)][known - engine.prompt_tokens[int(name)] :]
@@ -70,11 +70,11 @@ def accepted(engine: OrderedBench, member: int, reference: list[list[int]]) -> t
 
 
 def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
-    """With every window, alone and by turns, while requests of 5 and of 800 tokens come and go."""
+    """It runs with every window, alone and by turns, while requests of 5 and of 800 tokens come and go."""
     assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(ALL)
-    for give in (only(NARROW), only(MIDDLE), only(WHOLE), everybody(), by_turns, first_only):
+    for give in (only(NARROW), only(MIDDLE), only(WHOLE), all_members(), by_turns, first_only):
         assert engine.run(ALL, give, arrive_every=2) == reference
-        assert all(not report.failures for _, report in engine.told)
+        assert all(not report.failures for _, report in engine.orders_and_reports)
 
 
 def test_a_window_as_long_as_the_context_is_always_right(engine: OrderedBench, reference: list[list[int]]) -> None:
@@ -113,7 +113,7 @@ def test_it_runs_for_those_that_ask(engine: OrderedBench, reference: list[list[i
 def test_answers_end_where_the_models_length_ends(engine: OrderedBench) -> None:
     """Proposals for places that no request can have are dropped, and nothing is written behind them."""
     prompts = [CHAPTERS + STORY[:500], CHAPTERS + STORY[:400]]
-    plain = engine.run(prompts, nobody, max_tokens=LONGEST)
+    plain = engine.run(prompts, no_member, max_tokens=LONGEST)
     assert all(len(tokens) + count == LONGEST for tokens, count in zip(plain, engine.prompt_tokens, strict=True))
     for member in (NARROW, WHOLE):
         assert engine.run(prompts, only(member), max_tokens=LONGEST) == plain
@@ -125,7 +125,7 @@ def test_pages_that_requests_share_are_never_written(engine: OrderedBench, refer
 
     def give(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
         watch.look()
-        return everybody()(step, requests, order)
+        return all_members()(step, requests, order)
 
     assert engine.run(ALL, give, arrive_every=2) == reference
     assert watch.compared > 100
@@ -145,7 +145,7 @@ class SharedPages:
         contents = {page: content(self._engine, page[1]) for page in known}
         for page in self._computed & contents.keys():
             self.compared += 1
-            # A page that was given up and computed anew in between differs by rounding.
+            # A page that was freed and computed again in between differs by rounding.
             assert torch.allclose(self._before[page], contents[page], atol=1e-3), (
                 "a page of the prefix cache has changed"
             )
@@ -180,13 +180,13 @@ def test_slots_are_reserved_ahead_and_given_back(engine: OrderedBench, reference
 
 
 def test_asynchronous_scheduling_loses_nothing() -> None:
-    """As on GPUs; and beside a lookup, which needs no slots."""
+    """It works as on GPUs, and together with a lookup, which needs no slots."""
     with ordered([lookup(), *POOL], extra=[f"--block-size={PAGE}"], target=SMALL, asynchronous=True) as engine:
-        reference = engine.run(ALL, nobody)
-        for give in (everybody(), by_turns):
+        reference = engine.run(ALL, no_member)
+        for give in (all_members(), by_turns):
             assert engine.run(ALL, give, arrive_every=2) == reference
             assert all(engine.proposed(member) for member in range(4))
-            assert all(not report.failures for _, report in engine.told)
+            assert all(not report.failures for _, report in engine.orders_and_reports)
 
 
 def test_a_target_with_a_sliding_window_is_served_without_it(tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_a_target_with_a_sliding_window_is_served_without_it(tmp_path: Path) -> 
     with ordered([lookup(), sparse_self(64)], target=windowed(tmp_path)) as engine:
         assert "attention is not plain" in engine.failures["self"]
         assert set(engine.failures) == {"self"}
-        assert [len(tokens) for tokens in engine.run(PROMPTS, nobody)] == [OUTPUT_TOKENS] * len(PROMPTS)
+        assert [len(tokens) for tokens in engine.run(PROMPTS, no_member)] == [OUTPUT_TOKENS] * len(PROMPTS)

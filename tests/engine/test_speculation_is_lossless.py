@@ -38,7 +38,7 @@ PROMPTS = (
     STORY + "After that she",
 )
 SHORT = tuple(prompt for prompt in PROMPTS if not prompt.startswith(STORY))
-"""For tests of what hangs on no prompt's length: to read a long one takes as long as its answer."""
+"""Prompts for tests that do not depend on length: prefill of a long one takes as long as its answer."""
 
 
 class Case(NamedTuple):
@@ -56,12 +56,12 @@ POOLS = {
     "several neural drafters": Case((lookup(), draft_model(POOR_DRAFT), eagle(), eagle(name="twin")), ("twin",)),
 }
 STEPS_IN_A_ROW = 5
-"""Of one drafter, with lengths that change."""
+"""Tokens of a drafter with lengths that change."""
 
 
 @pytest.fixture(scope="module")
 def references() -> dict[Path, list[list[int]]]:
-    """Of each target; made before a pool's engine starts."""
+    """Reference answers of each target, made before a pool's engine starts."""
     by_target = {}
     for target in (TARGET, SMALL):
         with bench([], target=target) as plain:
@@ -138,9 +138,9 @@ def test_the_closed_loop_by_itself(engine: Bench, reference: list[list[int]]) ->
         assert engine.generate(PROMPTS, arrive_every=2) == reference
 
 
-def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, case: Case, reference: list[list[int]]) -> None:
-    """Promise: steps without the draft leave gaps. A draft model's are closed before it is asked, an EAGLE head is
-    asked over them (`outrider_runtime.drafters`). New requests are drafted for either way."""
+def test_gap_in_the_drafts_cache_breaks_nothing(engine: Bench, case: Case, reference: list[list[int]]) -> None:
+    """Promise: steps without the draft leave gaps. A draft model's are filled before it proposes; an EAGLE head
+    proposes over them (`outrider_runtime.drafters`). New requests are drafted for either way."""
     for drafter in case.alone:
         engine.fresh()
         before = engine.loop.caught_up_tokens
@@ -205,7 +205,7 @@ class Resume:
     """One run of the prompts with the draft model skipped for the first steps, and what it proposed afterwards."""
 
     NUMBERS = (1, 3, 5)
-    """Of PROMPTS."""
+    """Numbers of prompts in PROMPTS."""
 
     def __init__(
         self, engine: Bench, *, skip: int, chunk: int = 0, over_gaps: bool = False, fresh: bool = True
@@ -290,7 +290,7 @@ def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Benc
         assert engine.generate(PROMPTS) == reference
     outcomes = engine.outcomes
     stood_in = [outcome for outcome in outcomes if outcome.drafter == "eagle"]
-    assert {(outcome.asked, outcome.first) for outcome in stood_in} == {(2, "pld")}
+    assert {(outcome.planned_tokens, outcome.first) for outcome in stood_in} == {(2, "pld")}
     assert {outcome.proposed for outcome in stood_in} == {2}
     assert 0 < engine.accepted("eagle") < engine.verified("eagle")
     looked_up = [outcome for outcome in outcomes if outcome.drafter == "pld"]
@@ -299,7 +299,7 @@ def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Benc
 
 
 def plan_of(drafter_order: Any, passes: Any, batch: Batch) -> DraftPlan:
-    """Who is asked for each request, and for how much; everybody who reads runs over the step."""
+    """Make a plan from the drafters and lengths of each request; each drafter with a cache runs over the step."""
     depths, widths = np.array(passes, np.int64), np.ones(len(passes), np.int64)
     return DraftPlan(depths, widths, np.array(drafter_order, np.int64)[None], batch.missing, Purpose.FIXED)
 
@@ -367,7 +367,7 @@ def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, short_r
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "propose", nonsense)
         assert engine.generate(SHORT) == short_reference
-    assert any(outcome.asked for outcome in engine.outcomes)
+    assert any(outcome.planned_tokens for outcome in engine.outcomes)
     assert engine.verified(drafter.name) == 0
 
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
 
 def params(field: str, tokens: int) -> Any:
-    """Of a request whose `field` takes so many tokens, the model's own stop token among them."""
+    """Return the parameters of a request whose `field` takes `tokens` tokens, the model's own stop token included."""
     from vllm.sampling_params import SamplingParams
 
     many = list(range(tokens))
@@ -51,7 +51,7 @@ def tables() -> list[Any]:
     [("logit_bias", 1024), ("allowed_token_ids", 1024), ("bad_words", 1024), ("stop_token_ids", 128)],
 )
 def test_a_request_is_refused_where_the_worker_would_end_the_engine_and_not_before(field: str, room: int) -> None:
-    """Bug: one request of one client ended the engine for everybody."""
+    """Bug: one request of one client ended the engine."""
     worker = tables()  # before anything else imports the runner
     from outrider_runtime.vllm_plugin.bounded_input import check_rows
     from vllm.exceptions import VLLMValidationError

@@ -69,7 +69,7 @@ def test_greedy_answers_are_those_of_transformers_while_the_pool_drafts(server: 
 
 
 def test_a_seed_gives_the_same_answer_again(server: Server) -> None:
-    """Whoever drafted in between, and beside whom."""
+    """Answers do not depend on the drafter, or on the other requests of the batch."""
     fields = {"temperature": 0.8, "seed": 5}
     first = completion(server, REPETITIVE, **fields)["choices"][0]["text"]
     assert completion(server, [REPETITIVE, "Once"], **fields)["choices"][0]["text"] == first  # type: ignore[arg-type]

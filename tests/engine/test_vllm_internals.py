@@ -229,7 +229,7 @@ ATTRIBUTES = {
 """Class of vLLM's -> what we read or set of its objects."""
 
 
-def found(path: str) -> Any:
+def resolved(path: str) -> Any:
     names = path.split(".")
     for end in range(len(names), 0, -1):
         try:
@@ -245,9 +245,9 @@ def found(path: str) -> Any:
 @pytest.mark.parametrize("ours", OVERRIDDEN)
 def test_every_method_that_we_override_is_there(ours: str) -> None:
     """Bug: a renamed method of vLLM's is not overridden any more, and nothing says so."""
-    found("outrider_runtime.vllm_plugin.cpu_worker")  # binds vLLM's kernels before others do
+    resolved("outrider_runtime.vllm_plugin.cpu_worker")  # binds vLLM's kernels before others do
     base, overridden = OVERRIDDEN[ours]
-    mine, theirs = found(f"outrider_runtime.vllm_plugin.{ours}"), found(base)
+    mine, theirs = resolved(f"outrider_runtime.vllm_plugin.{ours}"), resolved(base)
     assert issubclass(mine, theirs) or issubclass(theirs, mine.__mro__[1])
     assert not getattr(mine, "__abstractmethods__", None), "it cannot be built"
     for name in overridden.split():
@@ -257,14 +257,14 @@ def test_every_method_that_we_override_is_there(ours: str) -> None:
 
 @pytest.mark.parametrize("theirs", CALLED)
 def test_what_we_call_takes_what_we_give(theirs: str) -> None:
-    found("outrider_runtime.vllm_plugin.cpu_worker")
-    assert list(inspect.signature(found(theirs)).parameters) == CALLED[theirs].split()
+    resolved("outrider_runtime.vllm_plugin.cpu_worker")
+    assert list(inspect.signature(resolved(theirs)).parameters) == CALLED[theirs].split()
 
 
 @pytest.mark.parametrize("theirs", KEYWORDS)
 def test_what_we_call_by_keywords_takes_them_and_needs_no_others(theirs: str) -> None:
-    found("outrider_runtime.vllm_plugin.cpu_worker")
-    takes, keywords = inspect.signature(found(theirs)).parameters, set(KEYWORDS[theirs].split())
+    resolved("outrider_runtime.vllm_plugin.cpu_worker")
+    takes, keywords = inspect.signature(resolved(theirs)).parameters, set(KEYWORDS[theirs].split())
     assert keywords <= takes.keys()
     assert {name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty} <= keywords
 
@@ -272,18 +272,18 @@ def test_what_we_call_by_keywords_takes_them_and_needs_no_others(theirs: str) ->
 @pytest.mark.parametrize("theirs", ATTRIBUTES)
 def test_what_we_read_of_vllms_objects_is_there(theirs: str) -> None:
     """Most is set while an object is made, so that only the source tells."""
-    found("outrider_runtime.vllm_plugin.cpu_worker")
-    classes = [base_class for base_class in found(theirs).__mro__ if base_class.__module__.startswith("vllm.")]
+    resolved("outrider_runtime.vllm_plugin.cpu_worker")
+    classes = [base_class for base_class in resolved(theirs).__mro__ if base_class.__module__.startswith("vllm.")]
     source = "".join(inspect.getsource(base_class) for base_class in classes)
     for name in ATTRIBUTES[theirs].split():
         there = rf"self\.{name}\b[^=(\n]*=(?!=)|^\s+self\.{name},|^    {name}: |def {name}\("
         assert re.search(there, source, re.MULTILINE), f"vLLM's {theirs.rpartition('.')[2]} has no {name}"
 
 
-def test_a_proposal_is_asked_for_with_the_batch_first() -> None:
+def test_propose_takes_the_batch_first() -> None:
     """The members of a pool get what follows as it comes; they must agree on it."""
     expected = [
-        list(inspect.signature(found(f"{GPU}.spec_decode.{name}").propose).parameters)
+        list(inspect.signature(resolved(f"{GPU}.spec_decode.{name}").propose).parameters)
         for name in (
             "target_dependent_ar.speculator.TargetDependentARSpeculator",
             "standalone_ar.speculator.StandaloneARSpeculator", "ngram.speculator.NgramGPUSpeculator",
@@ -297,13 +297,13 @@ def test_a_proposal_is_asked_for_with_the_batch_first() -> None:
 @pytest.mark.parametrize(
     "ours", ["sparse_self.SparseSelf", "draft_model.DraftModel", "prompt_lookup.PromptLookup", "eagle_head.EagleHead"]
 )
-def test_a_proposal_may_be_asked_for_by_name(ours: str) -> None:
+def test_propose_may_be_called_by_keywords(ours: str) -> None:
     """Bug: while it measures memory on a GPU vLLM names what it gives, and the pool passes the names on."""
-    found("outrider_runtime.vllm_plugin.cpu_worker")
-    theirs = inspect.signature(found(f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator").propose)
+    resolved("outrider_runtime.vllm_plugin.cpu_worker")
+    theirs = inspect.signature(resolved(f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator").propose)
     by_place = ("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
     named = dict.fromkeys(theirs.parameters.keys() - {*by_place})
-    inspect.signature(found(f"outrider_runtime.vllm_plugin.{ours}").propose).bind(*by_place, **named)
+    inspect.signature(resolved(f"outrider_runtime.vllm_plugin.{ours}").propose).bind(*by_place, **named)
 
 
 MEAN_NOTHING_TO_TORCH = {

@@ -1,4 +1,4 @@
-"""What requests ask of an engine they get with speculation as without, whoever drafts for them: a pool of a lookup, a
+"""An engine with speculation answers every kind of request as without, with any drafter: a pool of a lookup, a
 draft model, a head and the target itself takes turns, and every answer is that of plain decoding.
 
 Real vLLM, real SmolLM2, in this process; two LoRA adapters are made here. What a client sees of it over HTTP is in
@@ -18,7 +18,17 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from tests.engine.engines import POOR_DRAFT, TARGET, Asked, Bench, bench, draft_model, eagle, lookup, sparse_self
+from tests.engine.engines import (
+    POOR_DRAFT,
+    TARGET,
+    Bench,
+    RequestArguments,
+    bench,
+    draft_model,
+    eagle,
+    lookup,
+    sparse_self,
+)
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -89,7 +99,7 @@ def by_turns(engine: Bench) -> Callable[[int], None]:
     return lambda _step: engine.loop.pin(*next(turns))
 
 
-def plain_and_speculative(engine: Bench, requests: list[Asked], **how: Any) -> tuple[list[Any], list[Any]]:
+def plain_and_speculative(engine: Bench, requests: list[RequestArguments], **how: Any) -> tuple[list[Any], list[Any]]:
     """vLLM's outputs, without drafts and with every drafter in turn."""
     engine.loop.pin(0)
     plain = engine.outputs(requests, **how)
@@ -101,7 +111,7 @@ def plain_and_speculative(engine: Bench, requests: list[Asked], **how: Any) -> t
 
 
 def tokens(outputs: list[Any]) -> list[list[list[int]]]:
-    """Of each choice of each request."""
+    """Tokens of each choice of each request."""
     return [[list(choice.token_ids) for choice in output.outputs] for output in outputs]
 
 
@@ -156,10 +166,16 @@ def test_an_answer_keeps_to_its_grammar(engine: Bench) -> None:
 
 
 def test_log_probabilities_are_those_of_plain_decoding(engine: Bench, adapters: tuple[Any, Any]) -> None:
-    """Of each token, of the most probable ones beside it, and of the prompt's. Bug: with adapters, log-probabilities of
-    a prompt ended the engine: vLLM names an adapter for one row of logits of each request."""
+    """Log-probabilities of each token, of its most probable alternatives, and of the prompt's tokens.
+
+    Bug: with adapters, log-probabilities of a prompt ended the engine: vLLM names an adapter for
+    one row of logits of each request."""
     fields = {"logprobs": 3, "prompt_logprobs": 2}
-    requests: list[Asked] = [(COUNTING, fields), (FRANCE, {}), (FRANCE, fields | {"temperature": 1.0, "top_k": 1})]
+    requests: list[RequestArguments] = [
+        (COUNTING, fields),
+        (FRANCE, {}),
+        (FRANCE, fields | {"temperature": 1.0, "top_k": 1}),
+    ]
     requests += [(COUNTING, fields), (LONG, fields)]
     which = {3: adapters[0], 4: adapters[1]}
     plain, speculative = plain_and_speculative(engine, requests, adapters=which)
@@ -176,7 +192,7 @@ def test_log_probabilities_are_those_of_plain_decoding(engine: Bench, adapters: 
 
 
 def values(logprobs: list[Mapping[int, Any] | None] | None) -> list[float]:
-    """Position after position, the highest first: which of two tokens that are as good as equal is told is nobody's
+    """Values by position, the highest first: which of two nearly equal tokens is reported is not
     promise."""
     return [
         value
@@ -205,14 +221,16 @@ def test_a_request_gets_as_many_choices_as_it_asks_for(engine: Bench) -> None:
 
 def test_prompts_in_chunks_and_cached_prefixes_change_no_answer(engine: Bench) -> None:
     """The second request finds the first one's prompt in the cache, while others decode."""
-    requests: list[Asked] = [(LONG, {}), (COUNTING, {"max_tokens": 60}), (LONG, {}), (LONG + " went", {})]
+    requests: list[RequestArguments] = [(LONG, {}), (COUNTING, {"max_tokens": 60}), (LONG, {}), (LONG + " went", {})]
     plain, speculative = plain_and_speculative(engine, requests, arrive_every=8)
     assert tokens(speculative) == tokens(plain)
     cached = [output.num_cached_tokens for output in speculative]
     assert cached[:2] == [0, 0]
     assert min(cached[2:]) >= 128
     chunks = [output.step for output in engine.steps if output.step.prompt.any()]
-    assert any((step.prompt > 0).any() and (step.prompt == 0).any() for step in chunks), "beside one that decodes"
+    assert any((step.prompt > 0).any() and (step.prompt == 0).any() for step in chunks), (
+        "together with one that decodes"
+    )
     assert max(int(step.prompt.max()) for step in chunks) <= 128 < len(speculative[0].prompt_token_ids)
 
 
@@ -225,7 +243,7 @@ def test_preempted_requests_go_on_where_they_were(engine: Bench, monkeypatch: py
         preempted.append(request.request_id)
         preempt(request, *arguments, **keywords)
 
-    requests: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
+    requests: list[RequestArguments] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
     engine.loop.pin(0)
     right = engine.run(requests)
     engine.fresh()
@@ -243,7 +261,7 @@ def test_preempted_requests_go_on_where_they_were(engine: Bench, monkeypatch: py
 def test_an_aborted_request_leaves_nothing_behind(engine: Bench) -> None:
     blocks = engine.scheduler.kv_cache_manager.block_pool
     free = blocks.get_num_free_blocks()
-    requests: list[Asked] = [(COUNTING, {}), (LONG, {"max_tokens": 100}), (FRANCE, {}), (COUNTING, {})]
+    requests: list[RequestArguments] = [(COUNTING, {}), (LONG, {"max_tokens": 100}), (FRANCE, {}), (COUNTING, {})]
     plain, speculative = plain_and_speculative(engine, requests, arrive_every=2, abort_at={8: "3", 9: "1"})
     for place in (0, 2):
         assert tokens([speculative[place]]) == tokens([plain[place]])
@@ -256,7 +274,7 @@ def test_an_aborted_request_leaves_nothing_behind(engine: Bench) -> None:
 def test_requests_with_adapters_share_the_batch(engine: Bench, adapters: tuple[Any, Any]) -> None:
     """Bug: vLLM names an adapter for each request, and rows of logits there are for each proposal, too: one request got
     the adapter of another, or the engine died."""
-    requests: list[Asked] = [(COUNTING, {}), (COUNTING, {}), (LONG, {}), (FRANCE, {}), (COUNTING, {})]
+    requests: list[RequestArguments] = [(COUNTING, {}), (COUNTING, {}), (LONG, {}), (FRANCE, {}), (COUNTING, {})]
     which = {1: adapters[0], 2: adapters[1], 4: adapters[1]}
     plain, speculative = plain_and_speculative(engine, requests, arrive_every=2, adapters=which)
     assert tokens(speculative) == tokens(plain)
@@ -275,15 +293,15 @@ def test_a_request_without_an_adapter_gets_none(engine: Bench, adapters: tuple[A
     engine.loop.pin(0)
     engine.outputs([(FRANCE, {}), (FRANCE, {})], adapters=dict(enumerate(adapters)))
     (alone,) = engine.outputs([(COUNTING, fields)])
-    beside, *_ = engine.outputs(
+    together, *_ = engine.outputs(
         [(COUNTING, fields), (FRANCE, {}), (LONG, {})], adapters={1: adapters[0], 2: adapters[1]}
     )
-    assert tokens([beside]) == tokens([alone])
-    assert values(beside.outputs[0].logprobs) == near(alone.outputs[0].logprobs)
+    assert tokens([together]) == tokens([alone])
+    assert values(together.outputs[0].logprobs) == near(alone.outputs[0].logprobs)
 
 
 def test_the_target_drafts_for_itself_with_the_requests_own_adapter(engine: Bench, adapters: tuple[Any, Any]) -> None:
-    """Over the whole of a short context it proposes what it says itself."""
+    """The window covers the whole of a short context, so it proposes what it says itself."""
     engine.loop.pin(3, "self")
     which = {1: adapters[0], 2: adapters[1]}
     engine.outputs([(FRANCE, {}), (FRANCE, {}), (COUNTING, {})], arrive_every=2, adapters=which)

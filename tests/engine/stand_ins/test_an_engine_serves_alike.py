@@ -59,7 +59,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def alone(member: int | None) -> Giver:
-    """It proposes for every request; None: nobody does."""
+    """Drafter that proposes for every request; None: no drafter."""
 
     def give(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
         if member is None:
@@ -95,7 +95,7 @@ def test_an_engine_that_is_wholly_interpreted_answers_the_same(engine: OrderedBe
     with interpreted():
         answers = engine.run(requests, fed_then_short)
     assert launches["_prepare_pos_seq_lens_kernel"] > 0
-    came = engine.told
+    came = engine.orders_and_reports
     assert engine.run(requests, fed_then_short) == answers
     assert not any(report.failures for _, report in came)
     fed = [report for order, report in came if not order.draft_tokens and order.passes.max() == 0]

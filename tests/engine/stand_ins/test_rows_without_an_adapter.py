@@ -1,4 +1,4 @@
-"""A request without a LoRA adapter gets none, whoever shares its batch."""
+"""A request without a LoRA adapter gets none, whatever its batch holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_an_adapter_adds_is_added_to_the_rows_that_have_it(padding: int) ->
 
 
 def test_so_it_is_where_tokens_come_by_request() -> None:
-    """As prompts are read; twice in place is once."""
+    """The products are those of prefill; a second installation changes nothing."""
     from outrider_runtime.vllm_plugin import cpu
 
     cpu.install()

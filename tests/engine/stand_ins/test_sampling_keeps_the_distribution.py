@@ -11,7 +11,7 @@ from outrider_runtime.vllm_plugin import cpu
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 REQUESTS, DRAFTED, VOCABULARY, TEMPERATURE = 6000, 2, 8, 0.7
 FAR_OUT = 29.9
-"""Of chi squared with 7 degrees of freedom: exceeded once in ten thousand times."""
+"""Quantile of chi squared with 7 degrees of freedom: exceeded once in ten thousand times."""
 
 
 @pytest.mark.parametrize("draws", [True, False], ids=["a drafter that draws", "a drafter that knows one answer"])
