@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from outrider_runtime.server.gate import DOCUMENT
+from outrider_runtime.server.request_ids import REQUEST_ID_HEADER
 from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.torch_engine import engine_request
 from outrider_runtime.torch_engine.answers import ChatAnswers, CompletionAnswers, Piece, piece_of, usage
@@ -124,13 +125,13 @@ def make_app(service: ApiService) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body, prompts = await asyncio.to_thread(service.completion, request.scope.pop(DOCUMENT))
-        documents = CompletionAnswers(f"cmpl-{uuid.uuid4().hex}", service.model, service.text)
+        documents = CompletionAnswers(f"cmpl-{_request_id(request)}", service.model, service.text)
         return await _answer(service, body, prompts, documents, request)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body, prompts = await asyncio.to_thread(service.chat, request.scope.pop(DOCUMENT))
-        documents = ChatAnswers(f"chatcmpl-{uuid.uuid4().hex}", service.model, service.text)
+        documents = ChatAnswers(f"chatcmpl-{_request_id(request)}", service.model, service.text)
         return await _answer(service, body, prompts, documents, request)
 
     @app.get("/v1/models")
@@ -149,11 +150,17 @@ def make_app(service: ApiService) -> FastAPI:
     return app
 
 
+def _request_id(request: Request) -> str:
+    """Return the id that the gate has checked, or made."""
+    return request.headers[REQUEST_ID_HEADER.decode()]
+
+
 async def _answer(
     service: ApiService, body: GenerationRequest, prompts: list[list[int]],
     documents: ChatAnswers | CompletionAnswers, http: Request,
 ) -> Response:  # fmt: skip
-    requests = service.requests(body, documents.name, prompts)
+    # The engine needs names of its own: clients may use an id twice.
+    requests = service.requests(body, f"{documents.name}-{uuid.uuid4().hex[:8]}", prompts)
     tokens = sum(map(len, prompts))
     outputs = service.client.answers(requests, body.extra_args)
     if body.stream:

@@ -68,6 +68,15 @@ async def test_stream_joined_equals_whole_answer(served: tuple[httpx.AsyncClient
     assert parts[-1]["usage"] == whole["usage"]
 
 
+async def test_answer_has_the_clients_request_id(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+    """vLLM makes it likewise. Two requests at once with one id are both answered: the engine names them apart."""
+    http, _ = served
+    headers = {"X-Request-Id": "order-17"}
+    posts = (http.post(path, json=body, headers=headers) for path, body in ((CHAT, chat()), (CHAT, chat())))
+    answers = await asyncio.gather(*posts, http.post(COMPLETION, json=completion(), headers=headers))
+    assert [answer.json()["id"] for answer in answers] == ["chatcmpl-order-17", "chatcmpl-order-17", "cmpl-order-17"]
+
+
 async def test_stop_string_ends_answer_and_is_cut_off(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
