@@ -121,10 +121,14 @@ class OrderedBench:
         for number, member in self.runner.speculator._members.items():
             model = getattr(member, "model", None)
             if model is not None:
-                model.register_forward_hook(lambda *_, number=number: self._forward(number))
+                model.forward = self._counted(number, model.forward)  # hooks of some of vLLM's models are never called
 
-    def _forward(self, number: int) -> None:
-        self.forwards[number] = self.forwards.get(number, 0) + 1
+    def _counted(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **keywords: Any) -> Any:
+            self.forwards[number] = self.forwards.get(number, 0) + 1
+            return forward(*arguments, **keywords)
+
+        return counting
 
     def run(
         self, prompts: Sequence[str | engines.RequestArguments], give: Giver, *, arrive_every: int = 0,
