@@ -137,7 +137,8 @@ class DrafterProfile(Contract):
     widest: Annotated[int, Field(ge=1)] = 1
     """Nodes per depth of the widest trees that were measured; 1 in profiles of releases that measured chains."""
     first_pass: ProfileStepCost = ProfileStepCost()
-    """Additional cost of the first pass; zero in profiles of releases that did not measure it."""
+    """Additional cost of the first pass, and of a block drafter the cost of feeding; zero in profiles of releases that
+    did not measure it."""
     most_requests: Count = None
     """Requests in the largest batch that was measured."""
     budget_tokens: Count = None

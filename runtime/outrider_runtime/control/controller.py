@@ -121,7 +121,8 @@ class Controller:
         self._settle()
 
     def pin(self, draft_tokens: int | None, drafter: str | None = None, width: int = 1) -> None:
-        """Every request is proposed trees of this depth by one drafter, all of them verified; None: choose again.
+        """Every request is proposed trees of this depth by one drafter, all of them verified; None: choose again. Depth
+        0 feeds a block drafter and proposes nothing.
 
         Raises ValueError for an unknown drafter, or a depth or width that engine or drafter was not built for.
         """
@@ -134,7 +135,7 @@ class Controller:
         self._settle()
 
     def _pin(self, draft_tokens: int, drafter: str | None, width: int) -> Pin:
-        if not draft_tokens:
+        if not draft_tokens and drafter is None:
             return Pin(0, NOBODY, 1)
         number = self._number(drafter)
         if not 1 <= width <= self.settings.drafters[number].widest:

@@ -166,12 +166,14 @@ class InForce:
 
 
 def fed_blocks(settings: Settings, force: InForce) -> Bools:
-    """(D,): block drafters that are fed in every step, as feeding costs little and a gap stays."""
+    """(D,): block drafters that are fed in every step, as feeding costs little and a gap stays.
+
+    A pin of a block drafter at length 0 feeds it alone."""
     blocks = np.array([drafter.is_block for drafter in settings.drafters], dtype=bool)
-    if force.silent:
-        return np.zeros_like(blocks)
     if force.pinned is not None:
         blocks &= np.arange(len(blocks)) == force.pinned.drafter
+    elif force.silent:
+        return np.zeros_like(blocks)
     return np.asarray(blocks & force.usable)
 
 

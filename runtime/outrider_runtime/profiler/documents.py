@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from outrider_crds import profile as api
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
@@ -16,12 +16,14 @@ from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
-from outrider_runtime.profiler.grid import EngineLimits
+from outrider_runtime.profiler.grid import EngineLimits, GridPoint
 from outrider_runtime.profiler.session import NOISY_SPREAD, ShapeSeries
 from outrider_runtime.profiler.step_samples import Measurement, drafter_measurements, median_spread, target_measurements
 
 CLOCK_S = 5e-4
 """Times up to this vary with the clock's precision; their spread says nothing about the machine."""
+LEAST_PASS_SHARE = 0.1
+"""A block drafter's pass is at least this share of a step that feeds it, too; noise may say less."""
 DIGITS = 4
 """Significant digits of a coefficient: a measurement is no more precise, and the result must fit into 4096 bytes."""
 
@@ -49,7 +51,34 @@ def fit_drafter(series: ShapeSeries, drafter: settings.Drafter) -> FittedCost:
         measurements = [_over_a_window(m, drafter) for m in measurements]
     if drafter.passes:
         return fit_cost(measurements, series.held_out, passes=True)
+    if drafter.is_block:
+        return _fit_block(measurements, series.held_out)
     return fit_cost([_lookup(m) for m in measurements], series.held_out, form=Form.PER_REQUEST)
+
+
+def _fit_block(measurements: Sequence[Measurement], held_out: Collection[GridPoint]) -> FittedCost:
+    """Fit what feeding costs to the steps that only feed, and a pass to what the others take beyond that.
+
+    Without a step that only feeds, feeding is part of the pass.
+    """
+    fed = [_feeding(m) for m in measurements if not m.draft_tokens]
+    proposing = [m for m in measurements if m.draft_tokens]
+    if not proposing:
+        raise ProfilingError(failures.DRAFTER_FAILED, "the drafter proposed in none of the measured steps")
+    feeding = fit_cost(fed, (), form=Form.BASE).cost if fed else StepCost()
+    passes = [_lookup(_beyond(m, feeding.seconds(_feeding(m).shape))) for m in proposing]
+    return dataclasses.replace(fit_cost(passes, held_out, form=Form.PER_REQUEST), first_pass=feeding)
+
+
+def _feeding(measurement: Measurement) -> Measurement:
+    """Return the measurement as feeding sees it: its time depends on the step's tokens alone."""
+    return dataclasses.replace(measurement, shape=Shape(0.0, measurement.shape.n_batched, 0.0))
+
+
+def _beyond(measurement: Measurement, feeding_s: float) -> Measurement:
+    """Return the measurement without the seconds of feeding."""
+    least_s = LEAST_PASS_SHARE * measurement.seconds
+    return dataclasses.replace(measurement, seconds=max(measurement.seconds - feeding_s, least_s))
 
 
 def target_profile(

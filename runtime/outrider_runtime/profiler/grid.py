@@ -111,6 +111,16 @@ def target_grid(limits: EngineLimits) -> list[GridPoint]:
     return [p for p in points if p.batched <= limits.step_tokens]
 
 
+def feeding_grid(limits: EngineLimits) -> list[GridPoint]:
+    """Return every shape that may be worth measuring for the feeding of a block drafter, which proposes nothing then:
+    it depends on the step's tokens alone."""
+    context = contexts(limits)[0]
+    points: list[GridPoint] = []
+    for batch in batches(limits, context):
+        points += [GridPoint(context, batch, prefill=tokens) for tokens in (0, *prefills(limits, batch))]
+    return [p for p in points if p.batched <= limits.step_tokens]
+
+
 def drafter_grid(limits: EngineLimits, *, reads: bool, widest: int = 1) -> list[GridPoint]:
     """Return every shape that may be worth measuring for a drafter: its cost depends on passes and their sizes only.
 

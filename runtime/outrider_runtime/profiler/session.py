@@ -18,6 +18,7 @@ from outrider_runtime.profiler.grid import (
     GridPoint,
     StepPace,
     drafter_grid,
+    feeding_grid,
     held_out,
     interleaved,
     most_informative,
@@ -49,7 +50,9 @@ than none, for which a service would wait forever."""
 TARGET_SHAPES = (20, 12)
 """Most shapes of the target: in uniform steps, in varlen steps."""
 DRAFTER_SHAPES = (12, 8)
-"""Most shapes of a drafter: of a neural drafter, of a prompt lookup."""
+"""Most shapes of a drafter: of an autoregressive one, of one that makes a single pass or call."""
+FEEDING_SHAPES = 6
+"""Most shapes of a step that only feeds a block drafter. Two coefficients are fitted to them."""
 CROSSOVER_ALPHA = 0.7
 """Acceptance rate for which the crossover is calculated: that of an average drafter."""
 
@@ -92,6 +95,8 @@ class ShapeSeries:
     visits: list[Visit] = field(default_factory=list)
     title: str = "target"
     """Name in messages."""
+    feeds: bool = False
+    """Whether the drafter is fed in shapes without draft tokens."""
     needed: int = field(init=False)
     """Number of shapes that a fit needs."""
 
@@ -119,8 +124,8 @@ class ShapeSeries:
         return median_spread(target_measurements(self.visits))
 
     def drafter_at(self, point: GridPoint) -> str | None:
-        """Return the drafter that proposes at `point`; None for plain decoding."""
-        return self.drafter if point.verify else None
+        """Return the drafter that runs at `point`; None for plain decoding."""
+        return self.drafter if point.verify or self.feeds else None
 
     def keep_visited(self) -> None:
         """Remove the shapes that were not visited. If no held-out shape is left, hold out the last quarter."""
@@ -149,7 +154,11 @@ def drafter_series(limits: EngineLimits, pace: StepPace, drafter: Drafter, budge
     reads = drafter.reads and not drafter.is_block  # the time of a block drafter's pass does not depend on its tokens
     grid = within(drafter_grid(limits, reads=reads, widest=drafter.widest), doubled, budget_s)
     order = most_informative(grid, doubled, passes=drafter.passes)[: DRAFTER_SHAPES[0 if drafter.passes else 1]]
-    return ShapeSeries(drafter.name, order, frozenset(order[5::3]), title=f"drafter {drafter.name}")
+    fed = within(feeding_grid(limits), pace, budget_s) if drafter.is_block else []
+    both = _alternating(order, most_informative(fed, pace)[:FEEDING_SHAPES])
+    return ShapeSeries(
+        drafter.name, both, frozenset(order[5::3]), title=f"drafter {drafter.name}", feeds=drafter.is_block
+    )
 
 
 def run(series: Sequence[ShapeSeries], measure: Measure, budget: Budget, progress: Progress) -> None:
@@ -208,7 +217,7 @@ def _first_round(series: Sequence[ShapeSeries], visit: _Visitor) -> None:
 def _add_crossover(series: Sequence[ShapeSeries]) -> None:
     """Hold out shapes on both sides of the batch size at which speculation stops paying: errors cost most there."""
     for role in series:
-        if role.drafter is None or not any(p.verify == 0 for p in role.order):
+        if role.drafter is None or role.feeds or not any(p.verify == 0 for p in role.order):
             continue
         points = crossover(role)
         role.order += [point for point in points if point not in role.order]

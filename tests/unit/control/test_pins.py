@@ -48,6 +48,18 @@ def test_whoever_is_held_reads_a_prompt_that_comes_in_chunks(drafter: Drafter, m
     assert plan.draft_tokens == 0
 
 
+def test_pin_of_a_block_drafter_at_length_0_feeds_it() -> None:
+    """The profiler measures what feeding costs; no other pin of length 0 runs anything."""
+    block = Drafter("block", needs_kv=True, needs_hidden=True)
+    loop = controller(block, HEAD)
+    for drafter, fed in (("block", [True, False]), ("head", [False, False]), (None, [False, False])):
+        loop.pin(0, drafter)
+        assert loop.fed_blocks.tolist() == fed
+        plan = loop.plan_draft(columns.batch(2, missing=READ))
+        assert not plan.draft_tokens
+        assert not plan.feed.any()
+
+
 def test_whoever_is_held_closes_a_hole_that_no_step_bears_in_parts() -> None:
     """Bug: more than a step holds was never fed, and the request was never asked for."""
     loop = controller(DRAFT)

@@ -24,6 +24,9 @@ TARGET = StepCost(
 )
 EAGLE = DrafterCost(StepCost(per_batched_token_s=4e-5, constant_s=2e-3))
 LOOKUP = DrafterCost(StepCost(per_request_s=2e-5, constant_s=5e-5), autoregressive=False)
+BLOCK = DrafterCost(
+    StepCost(per_request_s=1e-4, constant_s=3e-3), False, StepCost(constant_s=2e-4, per_batched_token_s=3e-6)
+)
 LIMITS = EngineLimits(max_requests=32, max_model_len=2048, max_draft_tokens=4, step_tokens=2048, kv_tokens=40_000)
 PACE = StepPace(step_s=0.015, token_s=0.001, prompt_token_s=0.001)
 
@@ -33,7 +36,7 @@ class Machine:
     """Measures the ordered shapes and advances its clock by the time that they take."""
 
     target: Callable[[Shape], float] = TARGET.seconds
-    drafters: dict[str, DrafterCost] = field(default_factory=lambda: {"eagle": EAGLE, "lookup": LOOKUP})
+    drafters: dict[str, DrafterCost] = field(default_factory=lambda: {"eagle": EAGLE, "lookup": LOOKUP, "block": BLOCK})
     noise: float = 0.0
     """Largest share that noise adds to a time; it never subtracts."""
     spikes: float = 0.0
@@ -83,8 +86,10 @@ class Machine:
 
     def _drafting_s(self, cost: DrafterCost, shape: Shape, point: GridPoint) -> float:
         """Return the drafter's seconds; each later pass of a beam runs over `width` nodes of every request."""
+        if not cost.autoregressive:
+            return cost.seconds(shape, point.verify)
         later = Shape(shape.n_context, point.width * point.batch, point.batch, point.width * shape.n_context / 1000)
-        return cost.seconds(shape, 1) + (point.verify - 1) * cost.autoregressive * cost.cost.seconds(later)
+        return cost.seconds(shape, 1) + (point.verify - 1) * cost.cost.seconds(later)
 
     def _noise(self) -> float:
         spike = 3.0 if self.rng.random() < self.spikes else 1.0

@@ -17,7 +17,7 @@ from outrider_runtime.profiler.fitting import fit_modes
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.step_samples import Measurement
 
-from tests.unit.profiler.machine import EAGLE, LIMITS, LOOKUP, PACE, TARGET, Machine, shape_of
+from tests.unit.profiler.machine import BLOCK, EAGLE, LIMITS, LOOKUP, PACE, TARGET, Machine, shape_of
 
 BUDGET_S = 90.0
 
@@ -36,6 +36,7 @@ def measured_drafter(machine: Machine, drafter: Drafter) -> session.ShapeSeries:
 
 
 LOOKUP_DRAFTER = Drafter("lookup")
+BLOCK_DRAFTER = Drafter("block", needs_kv=True, needs_hidden=True)
 HEAD = Drafter("eagle", passes=True, needs_hidden=True)
 SELF = Drafter("self", passes=True, kv_budget=256)
 SMALL = Drafter("small", passes=True, needs_kv=True, kv_budget=256)
@@ -133,6 +134,18 @@ def test_prompt_lookup_costs_a_constant_and_per_request():
     fitted = fit_drafter(measured_drafter(Machine(), LOOKUP_DRAFTER), LOOKUP_DRAFTER)
     assert fitted.cost.per_batched_token_s == 0
     assert fitted.cost.seconds(Shape(0, 0, 16)) == pytest.approx(LOOKUP.cost.seconds(Shape(0, 0, 16)), rel=0.05)
+
+
+def test_block_drafter_has_a_price_of_feeding_and_one_of_its_pass() -> None:
+    """Bug: no step was measured that only fed it, so that feeding was free and a pass cost what both take."""
+    series = measured_drafter(Machine(noise=0.05), BLOCK_DRAFTER)
+    assert {visit.point.verify > 0 for visit in series.visits} == {False, True}
+    fitted = fit_drafter(series, BLOCK_DRAFTER)
+    for tokens in (1, 32, 256):
+        shape = Shape(0, tokens, 1)
+        assert fitted.first_pass.seconds(shape) == pytest.approx(BLOCK.first_pass.seconds(shape), rel=0.1)
+    assert fitted.cost.seconds(Shape(0, 0, 16)) == pytest.approx(BLOCK.cost.seconds(Shape(0, 0, 16)), rel=0.1)
+    assert held_out_percent([fitted]) < 5
 
 
 def test_machine_that_never_repeats_is_noisy():
