@@ -37,7 +37,7 @@ def test_a_condition_keeps_its_place_and_its_neighbours() -> None:
 
 
 def test_every_type_is_there_at_first_sight() -> None:
-    """`kubectl wait` for a condition that nobody has set yet must not fail for its absence."""
+    """`kubectl wait` for a condition that was never set must not fail because it is missing."""
     conditions = initial_conditions(set_condition([], READY, NOON), 3, NOON)
     assert {c.type for c in conditions} == set(ConditionType)
     assert find_condition(conditions, ConditionType.READY) == set_condition([], READY, NOON)[0]

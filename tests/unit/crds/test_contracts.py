@@ -28,15 +28,15 @@ FROZEN = {path.stem: json.loads(path.read_text()) for path in (REPOSITORY / "tes
 
 
 def _profiles(text: str) -> Any:
-    """As the operator reads a profile's ConfigMap, and would write it again."""
+    """A profile's ConfigMap as the operator reads it and would write it again."""
     data = {name: json.dumps(document) for name, document in json.loads(text).items()}
     return {name: json.loads(document) for name, document in store_data(read_store({"data": data})).items()}
 
 
 def _state(text: str) -> Any:
-    found = runtime_state(text.encode())
-    assert isinstance(found, RuntimeState), found
-    return found.wire()
+    answer = runtime_state(text.encode())
+    assert isinstance(answer, RuntimeState), answer
+    return answer.wire()
 
 
 READ: dict[str, Callable[[str], Any]] = {
@@ -55,7 +55,7 @@ def test_every_document_is_frozen() -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_what_0_1_wrote_is_read_with_every_value(name: str) -> None:
-    """A newer operator beside older pods, and newer pods beside an older operator."""
+    """A newer operator with older pods, and newer pods with an older operator."""
     assert _holds(READ[name](json.dumps(FROZEN[name])), FROZEN[name])
 
 
@@ -101,27 +101,29 @@ def test_every_promised_field_is_documented() -> None:
     assert missing == []
 
 
-def _holds(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(key in found and _holds(found[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, list):
-        return len(found) == len(wanted) and all(_holds(*pair) for pair in zip(found, wanted, strict=True))
-    return bool(found == wanted)
+def _holds(actual: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return isinstance(actual, dict) and all(
+            key in actual and _holds(actual[key], expected[key]) for key in expected
+        )
+    if isinstance(expected, list):
+        return len(actual) == len(expected) and all(_holds(*pair) for pair in zip(actual, expected, strict=True))
+    return bool(actual == expected)
 
 
 def _with_more(value: Any, field: str = "") -> Any:
     """A field of a later release in every object; maps, whose keys are users' names, stay as they are."""
     if isinstance(value, list):
-        return [_with_more(each) for each in value]
+        return [_with_more(item) for item in value]
     if not isinstance(value, dict):
         return value
-    inside = {key: _with_more(each, key) for key, each in value.items()}
+    inside = {key: _with_more(item, key) for key, item in value.items()}
     return inside if field in _MAPS else {**inside, "ofALaterRelease": 3}
 
 
 def _types(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     kind = {bool: "bool", int: "number", float: "number", str: "text", dict: "object", list: "list"}[type(value)]
     yield path, kind
-    items = value.items() if isinstance(value, dict) else (("[]", each) for each in value) if kind == "list" else ()
-    for key, each in items:
-        yield from _types(each, f"{path}.{key}")
+    items = value.items() if isinstance(value, dict) else (("[]", item) for item in value) if kind == "list" else ()
+    for key, item in items:
+        yield from _types(item, f"{path}.{key}")

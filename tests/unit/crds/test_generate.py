@@ -49,8 +49,8 @@ def test_every_method_is_named_where_kubectl_explains_the_methods() -> None:
 
 def test_every_rule_is_in_the_file() -> None:
     """A rule of the table that the API server never sees would hold for `serve -f` only."""
-    found = {r["rule"] for _, node in _nodes(_schema(), "") for r in node.get("x-kubernetes-validations", [])}
-    assert found == {rule.cel for rule in RULES}
+    rules = {r["rule"] for _, node in _nodes(_schema(), "") for r in node.get("x-kubernetes-validations", [])}
+    assert rules == {rule.cel for rule in RULES}
 
 
 def _schema() -> dict[str, Any]:

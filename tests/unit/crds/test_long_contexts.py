@@ -1,4 +1,4 @@
-"""Where a target that drafts for itself over a window pays, as its profile says."""
+"""Contexts from which self-drafting over a window pays, according to a profile."""
 
 from __future__ import annotations
 
@@ -42,32 +42,34 @@ self_drafts = st.builds(
 
 
 @given(self_drafts, st.sampled_from(BATCHES), st.floats(0, 1))
-def test_drafting_pays_from_the_break_even_up_to_the_longest_context(one: SelfDraft, batch: int, share: float) -> None:
-    """Whatever was measured, also where a short context pays and a longer one does not. Two digits are told."""
-    tokens, longest = one.break_even_tokens(batch), one.longest_tokens(batch)
+def test_drafting_pays_from_the_break_even_up_to_the_longest_context(
+    self_draft: SelfDraft, batch: int, share: float
+) -> None:
+    """Whatever was measured, also where a short context pays and a longer one does not. Two digits are reported."""
+    tokens, longest = self_draft.break_even_tokens(batch), self_draft.longest_tokens(batch)
     if tokens is None:
-        assert one.speedup(longest, batch) <= 1.0 + 1e-9
+        assert self_draft.speedup(longest, batch) <= 1.0 + 1e-9
     else:
         begin = min(1.06 * tokens + 1, longest)
-        assert one.speedup(begin + share * (longest - begin), batch) >= 1.0 - 1e-9
+        assert self_draft.speedup(begin + share * (longest - begin), batch) >= 1.0 - 1e-9
 
 
 @given(self_drafts, st.sampled_from(BATCHES))
-def test_near_the_break_even_it_does_not_pay_yet(one: SelfDraft, batch: int) -> None:
+def test_near_the_break_even_it_does_not_pay_yet(self_draft: SelfDraft, batch: int) -> None:
     """So a shorter context is none from which on it pays."""
-    tokens = one.break_even_tokens(batch)
+    tokens = self_draft.break_even_tokens(batch)
     if tokens:
         begin, end = max(0.0, 0.94 * tokens - 1), 1.06 * tokens + 1
         near = [begin + (end - begin) * part / 60 for part in range(61)]
-        assert min(one.speedup(context, batch) for context in near) <= 1.03
+        assert min(self_draft.speedup(context, batch) for context in near) <= 1.03
 
 
 @given(self_drafts)
-def test_from_the_inflection_on_a_larger_batch_gains_no_less(one: SelfDraft) -> None:
-    """At every context that is looked at: those that halve."""
-    tokens, context = one.inflection_tokens(), float(one.longest_tokens(BATCHES[-1]))
+def test_from_the_inflection_on_a_larger_batch_gains_no_less(self_draft: SelfDraft) -> None:
+    """It holds at every context that the search visits by halving."""
+    tokens, context = self_draft.inflection_tokens(), float(self_draft.longest_tokens(BATCHES[-1]))
     while tokens is not None and context > max(1.06 * tokens + 1, 64):
-        gains = [one.speedup(context, batch) for batch in BATCHES]
+        gains = [self_draft.speedup(context, batch) for batch in BATCHES]
         assert gains == sorted(gains)
         context /= 2
 
@@ -95,8 +97,8 @@ def test_where_it_pays_without_any_context_no_shortest_one_is_made_up() -> None:
 
 
 def test_a_larger_batch_breaks_even_at_shorter_contexts_until_arithmetic_shows() -> None:
-    found = [SELF.break_even_tokens(batch) or 0 for batch in (1, 4, 16)]
-    assert found == sorted(found, reverse=True)
+    break_even = [SELF.break_even_tokens(batch) or 0 for batch in (1, 4, 16)]
+    assert break_even == sorted(break_even, reverse=True)
 
 
 def test_beyond_the_inflection_a_larger_batch_gains_more() -> None:
@@ -121,8 +123,8 @@ def test_batches_that_were_not_measured_make_no_inflection() -> None:
 
 @pytest.mark.parametrize("draft", [STEP, ProfileStepCost(constant_s=1.0)], ids=["pays", "never pays"])
 def test_where_it_pays_is_found_in_a_few_looks(draft: ProfileStepCost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator judges up to 64 at each look at a service, and everybody else waits: all contexts in steps of 5%
-    took it 1.2 seconds."""
+    """An operator evaluates up to 64 at each reconcile while other services wait: all contexts in steps of 5% took it
+    1.2 seconds."""
     priced: list[float] = []
     price = ProfileStepCost.seconds
 
@@ -131,8 +133,8 @@ def test_where_it_pays_is_found_in_a_few_looks(draft: ProfileStepCost, monkeypat
         return price(cost, context, batch, tokens)
 
     monkeypatch.setattr(ProfileStepCost, "seconds", noting)
-    one = dataclasses.replace(SELF, draft=draft)
+    self_draft = dataclasses.replace(SELF, draft=draft)
     for batch in BATCHES:
-        one.break_even_tokens(batch)
-    one.inflection_tokens()
+        self_draft.break_even_tokens(batch)
+    self_draft.inflection_tokens()
     assert 0 < len(priced) < 250

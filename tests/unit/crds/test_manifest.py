@@ -1,4 +1,4 @@
-"""What a user sees who runs a manifest without Kubernetes."""
+"""Messages to a user that runs a manifest without Kubernetes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_bad_manifest_is_refused_with_its_sentence(name: str) -> None:
 
 
 def test_every_rule_has_a_bad_manifest() -> None:
-    """A rule that no manifest breaks is one that nobody has seen work."""
+    """A rule that no manifest breaks has never been seen to work."""
     refusals = []
     for manifest in BAD.values():
         try:
@@ -49,7 +49,7 @@ def test_every_rule_belongs_to_a_part_of_the_resource() -> None:
     assert sum(len(rules_of(part)) for part in parts) == len(RULES)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     """A user corrects a manifest once, not once for each mistake."""
     with pytest.raises(ManifestError) as refusal:
         load_manifest(
@@ -109,16 +109,16 @@ def test_what_is_no_service_at_all_is_refused(text: str, sentence: str) -> None:
 def _models_in(model: type) -> set[type]:
     from outrider_crds.base import Model
 
-    found: set[type] = set()
+    models: set[type] = set()
     pending = [model]
     while pending:
         current = pending.pop()
-        if current in found:
+        if current in models:
             continue
-        found.add(current)
+        models.add(current)
         for field in current.model_fields.values():  # type: ignore[attr-defined]
             pending += [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, Model)]
-    return found
+    return models
 
 
 def _types(annotation: object) -> list[object]:

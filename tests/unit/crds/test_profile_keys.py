@@ -12,12 +12,12 @@ from outrider_crds.spec import SpeculativeServiceSpec
 def keys(image: str = "i", **fields: Any) -> tuple[str, str]:
     pool = [{"name": "lookup", "method": "PromptLookup", "promptLookup": {}}]
     document = {"target": {"name": "org/model"}, "accelerator": {"products": ["cpu"]}, "draftPool": pool, **fields}
-    found = profile_keys(SpeculativeServiceSpec.model_validate(document), "cpu", image)
-    return found.target, found.drafters["lookup"]
+    keys = profile_keys(SpeculativeServiceSpec.model_validate(document), "cpu", image)
+    return keys.target, keys.drafters["lookup"]
 
 
 def test_a_key_is_that_of_earlier_releases() -> None:
-    """As release 0.1 computed it: an operator that is upgraded measures nothing again."""
+    """The key of release 0.1: an operator that is upgraded measures nothing again."""
     assert keys() == ("c3e70c5ed9", "385074408f")
 
 

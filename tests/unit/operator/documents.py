@@ -30,9 +30,12 @@ def deployment(service: str = "chat") -> dict[str, Any]:
 
 
 def replica_set(service: str = "chat", version: int = 1) -> dict[str, Any]:
-    found = document(f"{service}-rs", version, uid=f"{service}-rs", spec={"replicas": 1})
-    found["metadata"] |= {"labels": labels(service), "ownerReferences": owned_by("Deployment", f"{service}-deployment")}
-    return found
+    result = document(f"{service}-rs", version, uid=f"{service}-rs", spec={"replicas": 1})
+    result["metadata"] |= {
+        "labels": labels(service),
+        "ownerReferences": owned_by("Deployment", f"{service}-deployment"),
+    }
+    return result
 
 
 def pod(
@@ -47,7 +50,7 @@ def pod(
 ) -> dict[str, Any]:
     condition = {"type": "Ready", "status": "True" if ready else "False"}
     spec: dict[str, Any] = {"containers": []} | ({"nodeName": node} if node else {})
-    found = document(name, version, uid=name, spec=spec, status={"podIP": address, "conditions": [condition]})
-    found["metadata"]["labels"] = labels(service)
-    found["metadata"]["ownerReferences"] = owned_by("ReplicaSet", owner) if owner is not None else []
-    return found
+    result = document(name, version, uid=name, spec=spec, status={"podIP": address, "conditions": [condition]})
+    result["metadata"]["labels"] = labels(service)
+    result["metadata"]["ownerReferences"] = owned_by("ReplicaSet", owner) if owner is not None else []
+    return result

@@ -60,7 +60,7 @@ class Api:
 
 
 def made(kind: str, component: str, service: str = "chat") -> Object:
-    """As the operator makes it for `service`."""
+    """The object as the operator creates it for `service`."""
     return {
         "apiVersion": "batch/v1" if kind == "Job" else "v1",
         "kind": kind,
@@ -80,7 +80,7 @@ def made(kind: str, component: str, service: str = "chat") -> Object:
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422, 500])
 async def test_whatever_the_api_server_says_against_a_write_is_a_refusal(status: int) -> None:
-    """It answers 500 to a mount path that stands twice: no condition told of it, and nothing else was written."""
+    """It answers 500 to a repeated mount path: no condition reported it, and nothing else was written."""
     api = Api(None, ApiError(status, "", "it does not like that"))
     outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
         Plan(create=(made("Job", PROFILING),)), "ns"
@@ -104,7 +104,7 @@ def test_a_write_says_what_it_is_for(write: Write, component: str) -> None:
 
 
 async def test_a_conflict_is_no_refusal() -> None:
-    """In a namespace with a quota the API server answers so where two creates met in the quota's count."""
+    """The API server answers so if two creates conflict in the count of a quota."""
     api = Api(None, ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"))
     outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
         Plan(create=(made("Job", PROFILING),)), "ns"
@@ -124,8 +124,8 @@ async def test_an_api_server_that_is_busy_refuses_nothing(status: int) -> None:
     assert isinstance(outcome.stopped, ApiError)
 
 
-async def test_what_was_refused_before_the_api_server_got_busy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was lost with the rest of the round, and no condition told of it while the API server stayed busy."""
+async def test_refusals_before_the_api_server_got_busy_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost with the rest of the round, and no condition reported it while the API server stayed busy."""
     api, answers = Api(None), iter([ApiError(422, "Invalid", "no"), ApiError(503, "", "later")])
 
     async def create(_: Object) -> Object:
@@ -134,7 +134,7 @@ async def test_what_was_refused_before_the_api_server_got_busy_is_told(monkeypat
     monkeypatch.setattr(api, "create", create)
     plan = Plan(create=(made("ConfigMap", SERVING), made("Job", PROFILING)))
     outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(plan, "ns")
-    assert [(each.kind, each.message) for each in outcome.refused] == [("ConfigMap", "no")]
+    assert [(refusal.kind, refusal.message) for refusal in outcome.refused] == [("ConfigMap", "no")]
     assert isinstance(outcome.stopped, ApiError)
 
 
@@ -160,9 +160,7 @@ CREATED = [("Job", PROFILING), ("ConfigMap", PROFILE), ("ConfigMap", "serving")]
 
 @pytest.mark.parametrize(("kind", "component"), CREATED)
 @pytest.mark.parametrize("label", [COMPONENT_LABEL, MANAGED_BY_LABEL, SERVICE_LABEL])
-async def test_an_object_that_lost_a_label_is_told_about_not_made_for_ever(
-    kind: str, component: str, label: str
-) -> None:
+async def test_an_object_that_lost_a_label_is_refused_once(kind: str, component: str, label: str) -> None:
     """Decisions do not find it: without a refusal each of them would create it again, and no condition say why."""
     present = made(kind, component)
     del present["metadata"]["labels"][label]
@@ -171,7 +169,7 @@ async def test_an_object_that_lost_a_label_is_told_about_not_made_for_ever(
 
 
 @pytest.mark.parametrize(("kind", "component"), CREATED)
-async def test_what_another_projects_service_owns_is_told_about(kind: str, component: str) -> None:
+async def test_an_object_of_another_projects_service_is_refused(kind: str, component: str) -> None:
     """Its kind has the same name, and is of another API group: the cache does not keep it."""
     present = made(kind, component)
     present["metadata"]["ownerReferences"][0]["apiVersion"] = "example.org/v1"
@@ -186,32 +184,32 @@ async def test_a_shared_object_that_another_service_made_first_is_no_refusal(kin
 
 @pytest.mark.parametrize(("decided_on", "applied_to"), [(None, None), ("5", "6"), ("4", "4")])
 async def test_the_first_change_of_an_object_takes_one_look(decided_on: str | None, applied_to: str | None) -> None:
-    """It was made by a create, so its fields are claimed first: that gives it a version that nobody else has seen.
+    """It was made by a create, so its fields are claimed first: that gives it a version that no other writer has seen.
 
     A change that was decided on an older state is still refused by the API server.
     """
     present = made("ConfigMap", PROFILE)
     present["metadata"]["managedFields"] = [{"manager": FIELD_MANAGER, "operation": "Update", "fieldsV1": {}}]
-    wanted = made("ConfigMap", PROFILE)
-    del wanted["metadata"]["resourceVersion"]
-    wanted["metadata"] |= {"resourceVersion": decided_on} if decided_on else {}
+    desired = made("ConfigMap", PROFILE)
+    del desired["metadata"]["resourceVersion"]
+    desired["metadata"] |= {"resourceVersion": decided_on} if decided_on else {}
     api = Api(present)
     assert await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
-        Plan(apply=(wanted,)), "ns"
+        Plan(apply=(desired,)), "ns"
     ) == ApplyOutcome(())
     assert [document["metadata"].get("resourceVersion") for document in api.applied] == [applied_to]
 
 
-async def _refusals(present: Object, wanted: Object) -> list[str]:
+async def _refusals(present: Object, desired: Object) -> list[str]:
     """Names of the writes that were refused; what was not is in the cache."""
     cache = ObjectCache()
     applier = Applier(cast(KubernetesApi, Api(copy.deepcopy(present))), cache)
-    outcome = await applier.carry_out(Plan(create=(wanted,)), "ns")
-    assert bool(outcome.refused) != (cache.get(kind_of(wanted), "ns", "taken") is not None)
+    outcome = await applier.carry_out(Plan(create=(desired,)), "ns")
+    assert bool(outcome.refused) != (cache.get(kind_of(desired), "ns", "taken") is not None)
     return [rejection.name for rejection in outcome.refused]
 
 
-async def test_what_a_full_namespace_leaves_no_room_for_is_told_about() -> None:
+async def test_an_object_in_a_full_namespace_is_refused() -> None:
     """Decisions do not find it either, and would create it again and again."""
     cache = ObjectCache()
     for number in range(MOST_AT_LEAST):
@@ -220,7 +218,7 @@ async def test_what_a_full_namespace_leaves_no_room_for_is_told_about() -> None:
         cache.seen(JOB, other)
     applier = Applier(cast(KubernetesApi, Api(made("Job", PROFILING))), cache)
     outcome = await applier.carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
-    assert [each.name for each in outcome.refused] == ["taken"]
+    assert [refusal.name for refusal in outcome.refused] == ["taken"]
 
 
 class Rewriting(Api):
@@ -237,23 +235,23 @@ class Rewriting(Api):
         return self._present
 
 
-async def test_what_admission_rewrites_is_told_with_its_place() -> None:
-    """It was applied again at once, six times a second, and no condition told of it."""
+async def test_a_field_that_admission_changes_is_named() -> None:
+    """It was applied again at once, six times a second, and no condition reported it."""
     containers = [{"name": "runtime", "imagePullPolicy": "IfNotPresent"}, {"name": "sidecar"}]
     spec = {"template": {"containers": containers}}
     document = {**made("Deployment", SERVING), "apiVersion": "apps/v1", "spec": spec}
     api = Rewriting(document)
     outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(Plan(apply=(document,)), "ns")
-    (told,) = outcome.refused
-    assert told.is_stored
+    (refusal,) = outcome.refused
+    assert refusal.is_stored
     place = "spec.template.containers[runtime].imagePullPolicy"
-    assert told.message == f'{place} is "Always", not "IfNotPresent"'
+    assert refusal.message == f'{place} is "Always", not "IfNotPresent"'
 
 
-async def test_an_annotation_that_admission_throws_away_is_told() -> None:
+async def test_an_annotation_that_admission_drops_is_named() -> None:
     api = Rewriting(made("Pod", SERVING))
     mark = Annotate("taken", "uid", {"outrider.dev/product": "cpu"})
     outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(Plan(annotate=(mark,)), "ns")
-    (told,) = outcome.refused
-    assert told.is_stored
-    assert "metadata.annotations" in told.message
+    (refusal,) = outcome.refused
+    assert refusal.is_stored
+    assert "metadata.annotations" in refusal.message

@@ -13,75 +13,75 @@ from outrider_operator.validation.reading import name_of
 
 from tests.unit.operator.documents import document, labels
 
-Told = list[tuple[str, str]]
+Woken = list[tuple[str, str]]
 
 
 @pytest.fixture
-def told() -> Told:
+def woken() -> Woken:
     return []
 
 
 @pytest.fixture
-def cache(told: Told) -> ObjectCache:
+def cache(woken: Woken) -> ObjectCache:
     cache = ObjectCache()
-    cache.subscribe(lambda kind, document: told.append((kind.kind, document["metadata"]["name"])))
+    cache.subscribe(lambda kind, document: woken.append((kind.kind, document["metadata"]["name"])))
     return cache
 
 
-def test_a_status_write_of_its_own_wakes_nobody(cache: ObjectCache, told: Told) -> None:
+def test_its_own_status_write_wakes_no_service(cache: ObjectCache, woken: Woken) -> None:
     """Otherwise every write would be followed by a reconcile, and each reconcile might write."""
     cache.seen(SERVICE, document("chat", 1, status={"replicas": 0}))
     cache.seen(SERVICE, document("chat", 2, status={"replicas": 1}))
-    assert told == [(SERVICE.kind, "chat")]
+    assert woken == [(SERVICE.kind, "chat")]
     kept = cache.get(SERVICE, "ns", "chat")
     assert kept is not None
     assert kept["status"] == {"replicas": 1}
 
 
-def test_a_childs_status_wakes_its_service(cache: ObjectCache, told: Told) -> None:
+def test_a_childs_status_wakes_its_service(cache: ObjectCache, woken: Woken) -> None:
     cache.seen(DEPLOYMENT, document("chat", 1, status={"replicas": 0}))
     cache.seen(DEPLOYMENT, document("chat", 2, status={"replicas": 1}))
-    assert len(told) == 2
+    assert len(woken) == 2
 
 
-def test_the_watch_brings_back_no_older_state(cache: ObjectCache, told: Told) -> None:
+def test_the_watch_brings_back_no_older_state(cache: ObjectCache, woken: Woken) -> None:
     """The answer to a write is newer than what the watch still has to deliver."""
     cache.wrote(DEPLOYMENT, document("chat", 7, spec={"replicas": 3}))
     cache.seen(DEPLOYMENT, document("chat", 5, spec={"replicas": 1}))
     kept = cache.get(DEPLOYMENT, "ns", "chat")
     assert kept is not None
     assert kept["spec"] == {"replicas": 3}
-    assert told == []
+    assert woken == []
 
 
-def test_a_relist_drops_what_went_unseen(cache: ObjectCache, told: Told) -> None:
+def test_a_relist_drops_what_went_unseen(cache: ObjectCache, woken: Woken) -> None:
     """A deletion while the watch was broken; objects of other namespaces are not in this list."""
     for name, namespace in (("gone", "ns"), ("kept", "ns"), ("elsewhere", "other")):
         cache.seen(DEPLOYMENT, document(name, 1, namespace=namespace))
-    told.clear()
+    woken.clear()
     relist = cache.relist(DEPLOYMENT, "ns")
     relist.page([document("kept", 1)])
     relist.end(5)
-    assert told == [(DEPLOYMENT.kind, "gone")]
+    assert woken == [(DEPLOYMENT.kind, "gone")]
     assert {document["metadata"]["name"] for document in cache.all(DEPLOYMENT)} == {"kept", "elsewhere"}
 
 
 def test_the_end_of_an_old_object_is_not_that_of_its_successor(cache: ObjectCache) -> None:
-    """Deleted and made anew under the same name: the late news of the first must not remove the second."""
+    """Deleted and created again under the same name: late news of the first must not remove the second."""
     cache.seen(DEPLOYMENT, document("chat", 1, uid="first"))
     cache.seen(DEPLOYMENT, document("chat", 3, uid="second"))
     cache.gone(DEPLOYMENT, document("chat", 2, uid="first"))
     assert cache.get(DEPLOYMENT, "ns", "chat") is not None
 
 
-def test_a_list_does_not_make_newer_objects_vanish(cache: ObjectCache, told: Told) -> None:
+def test_a_list_does_not_make_newer_objects_vanish(cache: ObjectCache, woken: Woken) -> None:
     """A service that is created while the resync reads its list was forgotten until the next resync."""
     relist = cache.relist(SERVICE, None)
     relist.page([])
     cache.seen(SERVICE, document("new", 8))
     relist.end(7)
     assert cache.get(SERVICE, "ns", "new") is not None
-    assert told == [(SERVICE.kind, "new")]
+    assert woken == [(SERVICE.kind, "new")]
 
 
 def test_a_list_does_not_bring_back_what_went_meanwhile(cache: ObjectCache) -> None:
@@ -95,10 +95,10 @@ def test_a_list_does_not_bring_back_what_went_meanwhile(cache: ObjectCache) -> N
 
 
 def test_a_services_objects_are_found_without_a_scan(cache: ObjectCache) -> None:
-    """By namespace and label; an object that changes its label is found under the new one only."""
+    """Lookups by namespace and label. An object whose label changes is found only under the new one."""
     cache.seen(CONFIG_MAP, document("chat", 1))
     cache.seen(CONFIG_MAP, document("other", 1, namespace="elsewhere", uid="other"))
-    assert [each["metadata"]["name"] for each in cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "chat")] == ["chat"]
+    assert [child["metadata"]["name"] for child in cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "chat")] == ["chat"]
     moved = document("chat", 2)
     moved["metadata"]["labels"] = labels("mail")
     cache.seen(CONFIG_MAP, moved)
@@ -106,38 +106,38 @@ def test_a_services_objects_are_found_without_a_scan(cache: ObjectCache) -> None
     assert len(cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "mail")) == 1
 
 
-def test_what_carries_no_owner_of_outriders_is_not_kept(cache: ObjectCache, told: Told) -> None:
-    """600 foreign ConfigMaps of 900 kB with the operator's label ended it for everybody."""
+def test_what_carries_no_owner_of_outriders_is_not_kept(cache: ObjectCache, woken: Woken) -> None:
+    """600 foreign ConfigMaps of 900 kB with the operator's label ended it for all services."""
     foreign = document("foreign", 1, data={"blob": "x" * 900_000})
     foreign["metadata"]["ownerReferences"] = []
     cache.seen(CONFIG_MAP, foreign)
     assert cache.count(CONFIG_MAP) == 0
-    assert told == []
+    assert woken == []
 
 
-def test_contents_that_were_read_stay_until_the_object_changes(cache: ObjectCache, told: Told) -> None:
+def test_contents_that_were_read_stay_until_the_object_changes(cache: ObjectCache, woken: Woken) -> None:
     """Watches report metadata: what a decision read must neither be read again for each look nor outlive a change."""
     cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
-    assert told == [(CONFIG_MAP.kind, "profile")]
+    assert woken == [(CONFIG_MAP.kind, "profile")]
     cache.completed(CONFIG_MAP, document("profile", 3, data={"target.json": "{}"}))
-    assert len(told) == 1, "who asked for it wakes nobody"
+    assert len(woken) == 1, "who asked for it wakes nobody"
     cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
     assert _kept(cache)["data"] == {"target.json": "{}"}
     cache.seen(CONFIG_MAP, _metadata_of("profile", 4))
     assert "data" not in _kept(cache)
-    assert len(told) == 2
+    assert len(woken) == 2
 
 
-def test_contents_that_are_newer_than_the_watch_are_news(cache: ObjectCache, told: Told) -> None:
+def test_contents_that_are_newer_than_the_watch_are_news(cache: ObjectCache, woken: Woken) -> None:
     """Others share the profile, and the watch will not repeat what is known."""
     cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
     cache.completed(CONFIG_MAP, document("profile", 4, data={"target.json": "{}"}))
-    assert len(told) == 2
+    assert len(woken) == 2
     cache.completed(CONFIG_MAP, document("profile", 3, data={}))
     assert _kept(cache)["data"] == {"target.json": "{}"}
 
 
-def test_a_label_that_was_away_makes_nothing_invisible(cache: ObjectCache, told: Told) -> None:
+def test_a_label_that_was_away_makes_nothing_invisible(cache: ObjectCache, woken: Woken) -> None:
     """`kubectl label deploy chat app.kubernetes.io/managed-by=Helm`, and back: its service said Ready=False over
     serving pods for ever. To a watch with a selector the object was deleted."""
     cache.seen(DEPLOYMENT, document("chat", 1))
@@ -147,7 +147,7 @@ def test_a_label_that_was_away_makes_nothing_invisible(cache: ObjectCache, told:
     assert cache.get(DEPLOYMENT, "ns", "chat") is None, "what was on its way is past"
     cache.seen(DEPLOYMENT, document("chat", 3))
     assert cache.get(DEPLOYMENT, "ns", "chat") is not None
-    assert len(told) == 3
+    assert len(woken) == 3
 
 
 @pytest.mark.parametrize("services", [0, 2])
@@ -164,13 +164,13 @@ def test_of_a_kind_no_more_is_kept_than_the_services_of_a_namespace_can_have(cac
     assert cache.get(CONFIG_MAP, "ns", "chat-0") == cache.within(CONFIG_MAP, "ns")[-1], "what is there may change"
 
 
-def test_an_object_that_loses_its_owner_goes(cache: ObjectCache, told: Told) -> None:
+def test_an_object_that_loses_its_owner_goes(cache: ObjectCache, woken: Woken) -> None:
     cache.seen(DEPLOYMENT, document("chat", 1))
     orphan = document("chat", 2)
     orphan["metadata"]["ownerReferences"] = []
     cache.seen(DEPLOYMENT, orphan)
     assert cache.get(DEPLOYMENT, "ns", "chat") is None
-    assert told == [(DEPLOYMENT.kind, "chat")] * 2
+    assert woken == [(DEPLOYMENT.kind, "chat")] * 2
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,13 @@ def test_an_object_that_loses_its_owner_goes(cache: ObjectCache, told: Told) -> 
     [{"heartbeat": "12:05"}, {"ready": "False"}, {"unschedulable": True}],
     ids=["heartbeat", "ready", "cordoned"],
 )
-def test_what_no_decision_reads_of_a_node_wakes_nobody(cache: ObjectCache, told: Told, news: dict[str, Any]) -> None:
+def test_a_field_of_a_node_that_no_decision_reads_wakes_no_service(
+    cache: ObjectCache, woken: Woken, news: dict[str, Any]
+) -> None:
     """Kubelets report every few minutes; on a large cluster that would be a storm."""
     cache.seen(NODE, _node("node", 1))
     cache.seen(NODE, _node("node", 2, **news))
-    assert len(told) == 1
+    assert len(woken) == 1
 
 
 def test_a_cleared_cache_takes_versions_of_a_restored_backup() -> None:
@@ -205,10 +207,10 @@ def _metadata_of(name: str, version: int) -> dict[str, Any]:
 
 
 def _kept(cache: ObjectCache) -> dict[str, Any]:
-    found = cache.get(CONFIG_MAP, "ns", "profile")
-    assert found is not None
-    assert found["kind"] == CONFIG_MAP.kind
-    return found
+    profile = cache.get(CONFIG_MAP, "ns", "profile")
+    assert profile is not None
+    assert profile["kind"] == CONFIG_MAP.kind
+    return profile
 
 
 def _node(

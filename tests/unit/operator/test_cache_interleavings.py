@@ -45,7 +45,7 @@ class _Interleavings(RuleBasedStateMachine):
 
     @rule(name=NAMES, ours=st.booleans(), by_operator=st.booleans())
     def write(self, name: str, ours: bool, by_operator: bool) -> None:
-        """Somebody creates or changes an object, with or without Outrider's owner on it."""
+        """Another client creates or changes an object, with or without Outrider's owner."""
         if name in self.unlabelled:
             return
         self.version += 1
@@ -67,7 +67,7 @@ class _Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.server)
     @rule(data=st.data())
     def lose_label(self, data: st.DataObject) -> None:
-        """To a watch with a selector it is gone."""
+        """A watch with a selector reports it as deleted."""
         name = data.draw(st.sampled_from(sorted(self.server)))
         self.unlabelled[name] = self._newer(self.server.pop(name))
         self.events.append(("DELETED", self.unlabelled[name]))
@@ -90,7 +90,7 @@ class _Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule()
     def answer_arrives(self) -> None:
-        """Of one object, answers come in order: the operator writes it one request after the other."""
+        """Answers about one object come in order: the operator writes it one request after the other."""
         what, document = self.answers.popleft()
         (self.cache.wrote if what == "written" else self.cache.wrote_deletion)(DEPLOYMENT, document)
 
@@ -131,11 +131,11 @@ class _Interleavings(RuleBasedStateMachine):
             self.answer_arrives()
         ours = {name: document for name, document in self.server.items() if document["metadata"].get("ownerReferences")}
         cached = {document["metadata"]["name"]: document for document in self.cache.all(DEPLOYMENT)}
-        assert {name: version_of(each) for name, each in cached.items()} == {
-            name: version_of(each) for name, each in ours.items()
+        assert {name: version_of(child) for name, child in cached.items()} == {
+            name: version_of(child) for name, child in ours.items()
         }
-        assert {uid_of(each) for each in self.cache.within(DEPLOYMENT, "ns")} == {
-            uid_of(each) for each in ours.values()
+        assert {uid_of(child) for child in self.cache.within(DEPLOYMENT, "ns")} == {
+            uid_of(child) for child in ours.values()
         }
 
     def _newer(self, document: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def test_a_status_that_cannot_be_read_costs_its_own_series_only() -> None:
 
 
 def test_a_condition_of_a_later_release_costs_its_own_series_only() -> None:
-    """After a rollback the whole status read as none: every alert was blind, every verdict set anew."""
+    """The whole status was unreadable after a rollback: every alert was blind, every verdict set again."""
     cache = ObjectCache()
     conditions = [condition("OfTomorrow", "True", "New"), condition("Ready", "True", "EndpointReady")]
     cache.seen(SERVICE, service("chat", 1, *conditions))

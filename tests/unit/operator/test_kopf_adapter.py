@@ -70,8 +70,7 @@ class ApiServer:
 
 
 async def test_no_error_of_a_watch_ends_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """etcd lost its leader, and the operator ended for everybody; one namespace's Role went, and an hour later it did
-    so too."""
+    """The operator ended for all services when etcd lost its leader, and when one namespace lost its Role."""
     api_server = ApiServer()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", api_server.answer)

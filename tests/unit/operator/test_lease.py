@@ -1,4 +1,4 @@
-"""The Lease: who holds it, and for how long a renewal may fail."""
+"""The Lease: its holder, and how long renewals may fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_a_renewal_that_fails_for_a_moment_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scrape in that moment saw no condition of any service, and each alert began its `for:` anew."""
+    """A scrape in that moment saw no condition of any service, and each alert began its `for:` again."""
     monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 3600.0)
     api = Api()
     lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
@@ -65,7 +65,7 @@ async def test_a_renewal_that_fails_for_a_moment_loses_nothing(monkeypatch: pyte
 
 @pytest.mark.usefixtures("quick")
 async def test_a_lease_that_cannot_be_renewed_is_given_up() -> None:
-    """Another operator may hold it by now: this one stops working and answers for nobody."""
+    """Another operator may hold it by now: this one stops working and reports no service."""
     api = Api()
     lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
     await lease.acquire()

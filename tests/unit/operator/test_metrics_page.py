@@ -11,7 +11,7 @@ from outrider_operator.operator_metrics.metrics_page import MetricsPage, serving
 from tests.ports import free_port
 
 
-async def test_many_who_ask_at_once_cost_one_page() -> None:
+async def test_many_scrapes_at_once_render_one_page() -> None:
     """Sixty clients in a loop left the event loop one turn in thirteen."""
     made: list[int] = []
 
@@ -25,7 +25,7 @@ async def test_many_who_ask_at_once_cost_one_page() -> None:
     assert made[0] != threading.get_ident(), "made on the event loop"
 
 
-async def test_idle_connections_hold_no_thread_and_keep_nobody_out() -> None:
+async def test_idle_connections_hold_no_thread_and_block_no_scrape() -> None:
     port = free_port()
     async with serving(port):
         before = threading.active_count()

@@ -36,7 +36,7 @@ from tests.unit.operator.documents import labels as document_labels
 
 
 class Api:
-    """Holds Events and one ConfigMap at most, and notes what it is asked for."""
+    """Has Events and at most one ConfigMap, and records requests."""
 
     def __init__(self, config_map: Object | None = None, error: Exception | None = None) -> None:
         self._error = error
@@ -47,8 +47,8 @@ class Api:
     async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         del namespace
         self.asked.append(f"{kind.kind} {name}")
-        held = self._config_map
-        return held if held is not None and (kind, name) == (CONFIG_MAP, name_of(held)) else None
+        stored = self._config_map
+        return stored if stored is not None and (kind, name) == (CONFIG_MAP, name_of(stored)) else None
 
     async def some(self, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del fields
@@ -61,28 +61,28 @@ class Api:
         return self.events
 
 
-@pytest.mark.parametrize(("age_s", "asked"), [(1, 0), (60, 1)])
-async def test_events_are_read_only_of_pods_that_are_late(age_s: float, asked: int) -> None:
-    """Each rollout asked for the Events of each new pod, which has a container moments later."""
+@pytest.mark.parametrize(("age_s", "event_reads"), [(1, 0), (60, 1)])
+async def test_events_are_read_only_of_pods_that_are_late(age_s: float, event_reads: int) -> None:
+    """Each rollout read the Events of each new pod, which has a container moments later."""
     api, cache = Api(), ObjectCache()
     observer = _observer(api, cache)
     for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(age_s))):
         cache.seen(kind, child)
     observed = await observer.observe(_service(), ())
-    assert api.asked.count(EVENT.kind) == asked
+    assert api.asked.count(EVENT.kind) == event_reads
     assert len(observed.pods) == 1
-    assert len(observed.warnings) == asked
+    assert len(observed.warnings) == event_reads
 
 
-@pytest.mark.parametrize(("conditions", "asked"), [([], 1), ([{"type": "Complete", "status": "True"}], 0)])
-async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], asked: int) -> None:
+@pytest.mark.parametrize(("conditions", "event_reads"), [([], 1), ([{"type": "Complete", "status": "True"}], 0)])
+async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], event_reads: int) -> None:
     """A quota on pods: nothing but the Job's own Events says why it does not begin."""
     job = document("outrider-profile-x", 3) | {"status": {"conditions": conditions}}
     job["metadata"]["labels"] = labels("chat", PROFILING)
     api, cache = Api(), ObjectCache()
     cache.seen(JOB, job)
     observed = await _observer(api, cache).observe(_service(), ())
-    assert list(observed.warnings) == ["outrider-profile-x"] * asked
+    assert list(observed.warnings) == ["outrider-profile-x"] * event_reads
 
 
 async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +120,13 @@ async def test_events_that_cannot_be_read_end_no_look(error: Exception) -> None:
 
 async def test_the_policies_of_a_namespace_are_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of up to seven looks of each service with a silent pod listed them, and saw the first 25 only. One of a
-    megabyte is nobody's to keep."""
+    megabyte must not be kept."""
     api, cache = Api(), ObjectCache()
     observer = _observer(api, cache)
     monkeypatch.setattr(Measurements, "unreachable", lambda *_: {"pod": "silent"})
     for _ in range(3):
         observed = await observer.observe(_service(), ())
-        assert [len(each["spec"]["x"]) for each in observed.network_policies] == [1]
+        assert [len(child["spec"]["x"]) for child in observed.network_policies] == [1]
     assert api.asked.count(NETWORK_POLICY.kind) == 1
 
 
@@ -149,7 +149,7 @@ async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_
     plan = decide(await _observer(api, cache).observe(_service(), ()), SETTINGS)
     assert api.asked.count("ConfigMap chat-hot") == 1
     assert not plan.read
-    assert "chat-hot" in [each["metadata"]["name"] for each in plan.apply]
+    assert "chat-hot" in [child["metadata"]["name"] for child in plan.apply]
 
 
 def _observer(api: Api, cache: ObjectCache) -> Observer:
@@ -166,11 +166,11 @@ def _service() -> Object:
 
 def _created(age_s: float) -> dict[str, Any]:
     """A pod on a node, without a container so far."""
-    found = pod("new", ready=False)
+    fresh = pod("new", ready=False)
     moment = datetime.fromtimestamp(time.time() - age_s, UTC)
-    found["metadata"]["creationTimestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-    found["status"] = {"phase": "Pending"}
-    return found
+    fresh["metadata"]["creationTimestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    fresh["status"] = {"phase": "Pending"}
+    return fresh
 
 
 def _event(reason: str, second: int, kind: str = "Warning", **times: str) -> Object:

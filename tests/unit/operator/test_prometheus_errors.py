@@ -8,7 +8,7 @@ from outrider_operator.work_queue import Key
 from tests.ports import free_port
 
 
-async def test_a_prometheus_that_is_away_is_told_of_without_the_query() -> None:
+async def test_the_error_of_an_absent_prometheus_omits_the_query() -> None:
     """The sentence stands in conditions: the URL-encoded query filled them."""
     url = f"http://127.0.0.1:{free_port()}"
     figures = PrometheusFigures(Connection(url), 60.0)

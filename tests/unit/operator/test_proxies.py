@@ -22,7 +22,7 @@ from tests.unit.operator.validation.test_states import STATE
 
 
 class Proxy:
-    """It refuses what it is asked for, and remembers it."""
+    """A proxy that refuses requests and records them."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -58,12 +58,12 @@ def serving(document: object) -> TestServer:
 
 
 async def test_api_server_behind_no_proxy_cidr_is_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With HTTPS_PROXY and NO_PROXY=10.0.0.0/8 the operator never reached an API server at 10.99.0.1."""
+    """The operator never reached an API server at 10.99.0.1 with HTTPS_PROXY and NO_PROXY=10.0.0.0/8."""
     async with refusing_proxy(monkeypatch) as proxy, serving({"kind": "Pod"}) as server:
         api = KubernetesApi(Configuration(host=str(server.make_url("")).rstrip("/")))
-        found = await api.get(POD, "a", "b")
+        pod_seen = await api.get(POD, "a", "b")
         await api.close()
-    assert (found, proxy.requests) == ({"kind": "Pod"}, [])
+    assert (pod_seen, proxy.requests) == ({"kind": "Pod"}, [])
 
 
 async def test_api_server_with_kubeconfig_proxy_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:

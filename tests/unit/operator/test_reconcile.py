@@ -30,7 +30,7 @@ CHAT = Key("ns", "chat")
 
 
 async def test_a_new_service_shows_its_conditions_before_anything_is_made() -> None:
-    """Of 300 new ones the median waited 38 s: each got all its children before the next showed anything."""
+    """The median of 300 new services waited 38 s: each got all children before the next showed anything."""
     api = TakingApi()
     reconciler = _reconciler(api)
     assert await reconciler.reconcile(CHAT) == 0.0
@@ -59,7 +59,7 @@ async def test_a_status_that_is_refused_keeps_no_service_from_its_children() -> 
     assert "Deployment" in api.written
 
 
-async def test_an_api_server_that_stays_busy_is_told_of() -> None:
+async def test_an_api_server_that_stays_busy_is_reported() -> None:
     """An answer of 503 to each apply of one kind, for good: no condition said so, and no status was written."""
     api = TakingApi(refuses="Deployment", status=503)
     reconciler = _reconciler(api)
@@ -68,9 +68,9 @@ async def test_an_api_server_that_stays_busy_is_told_of() -> None:
         with pytest.raises(ApiError):
             await reconciler.reconcile(CHAT)
     await reconciler.reconcile(CHAT)
-    told = {each["type"]: each for each in api.documents["status"]["status"]["conditions"]}
-    assert told["SpecValid"]["reason"] == "ChildRejected"
-    assert "refuses Deployment chat: no" in told["SpecValid"]["message"]
+    conditions = {entry["type"]: entry for entry in api.documents["status"]["status"]["conditions"]}
+    assert conditions["SpecValid"]["reason"] == "ChildRejected"
+    assert "refuses Deployment chat: no" in conditions["SpecValid"]["message"]
 
 
 async def test_namespace_that_ends_is_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,7 +102,7 @@ async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
         turn += 1
         await asyncio.sleep(0)
     assert len(turns) >= 16
-    assert max(turns.count(each) for each in turns) == 1
+    assert max(turns.count(entry) for entry in turns) == 1
 
 
 def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:

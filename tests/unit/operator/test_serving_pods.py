@@ -1,4 +1,4 @@
-"""Which pods are a service's: those that its Deployment made, whoever else carries the labels."""
+"""Serving pods of a service: those that its Deployment created. Labels alone do not count."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHAT = Key("ns", "chat")
 
 
 def test_a_pod_without_a_service_label_is_nobodys(cache: ObjectCache, pods: ServingPods) -> None:
-    """`kubectl label pod ... outrider.dev/service-` ended the operator for everybody."""
+    """`kubectl label pod ... outrider.dev/service-` ended the operator for all services."""
     cache.seen(POD, pod("mine"))
     cache.seen(POD, pod("stray", service=None))
-    assert [each.name for each in pods.of(CHAT)] == ["mine"]
+    assert [pod_seen.name for pod_seen in pods.of(CHAT)] == ["mine"]
     cache.seen(POD, pod("mine", 2, service=None))
     assert pods.of(CHAT) == ()
 
@@ -38,7 +38,7 @@ def test_pods_come_before_what_owns_them(cache: ObjectCache) -> None:
     assert pods.of(CHAT) == ()
     cache.seen(REPLICA_SET, replica_set())
     cache.seen(DEPLOYMENT, deployment())
-    assert [each.name for each in pods.of(CHAT)] == ["early"]
+    assert [pod_seen.name for pod_seen in pods.of(CHAT)] == ["early"]
 
 
 def test_pods_of_an_orphaned_replica_set_stay(cache: ObjectCache, pods: ServingPods) -> None:
@@ -48,10 +48,10 @@ def test_pods_of_an_orphaned_replica_set_stay(cache: ObjectCache, pods: ServingP
     orphan["metadata"] |= {"ownerReferences": [], "labels": {**labels("chat"), **selector("chat")}}
     cache.seen(REPLICA_SET, orphan)
     cache.gone(DEPLOYMENT, deployment())
-    assert [each.name for each in pods.of(CHAT)] == ["mine"]
+    assert [pod_seen.name for pod_seen in pods.of(CHAT)] == ["mine"]
 
 
-def test_pods_of_a_replica_set_that_nobody_will_adopt_do_not_count(cache: ObjectCache, pods: ServingPods) -> None:
+def test_pods_of_a_replica_set_without_a_deployment_do_not_count(cache: ObjectCache, pods: ServingPods) -> None:
     """Made by hand with the operator's own labels, which any tenant may write: its pods counted as ready."""
     foreign = document("theirs", 1, uid="their-rs", spec={"replicas": 1})
     foreign["metadata"] |= {"ownerReferences": [], "labels": labels("chat")}
@@ -60,13 +60,13 @@ def test_pods_of_a_replica_set_that_nobody_will_adopt_do_not_count(cache: Object
     assert pods.of(CHAT) == ()
 
 
-def test_a_pod_that_got_ready_is_ready_whoever_said_so_first(cache: ObjectCache, pods: ServingPods) -> None:
-    """The answer to a write of the operator's own did, and what the watch said later was old news: nobody asked it."""
+def test_a_pod_that_got_ready_is_ready_by_any_report(cache: ObjectCache, pods: ServingPods) -> None:
+    """The answer to a write of the operator's own did, and the watch reported it too late: it was never polled."""
     cache.seen(POD, pod("mine", 1, ready=False))
     cache.wrote(POD, pod("mine", 3))
     cache.seen(POD, pod("mine", 2))
     cache.seen(POD, pod("mine", 3))
-    assert [each.ready for each in pods.of(CHAT)] == [True]
+    assert [pod_seen.ready for pod_seen in pods.of(CHAT)] == [True]
 
 
 def test_a_pod_that_went_is_forgotten(cache: ObjectCache, pods: ServingPods) -> None:
@@ -76,11 +76,11 @@ def test_a_pod_that_went_is_forgotten(cache: ObjectCache, pods: ServingPods) -> 
     assert pods.services() == []
 
 
-def test_only_an_ip_address_is_asked(cache: ObjectCache, pods: ServingPods) -> None:
+def test_only_an_ip_address_is_polled(cache: ObjectCache, pods: ServingPods) -> None:
     """The address becomes part of a URL."""
     cache.seen(POD, pod("odd", address="10.0.0.1@elsewhere/"))
     cache.seen(POD, pod("six", address="fd00::1"))
-    assert {each.name: each.address for each in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}
+    assert {pod_seen.name: pod_seen.address for pod_seen in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}
 
 
 def test_pods_of_a_draft_canary_count_and_those_of_no_other_deployment(cache: ObjectCache, pods: ServingPods) -> None:

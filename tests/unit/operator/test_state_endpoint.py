@@ -96,13 +96,13 @@ async def _hangs_up(writer: asyncio.StreamWriter) -> None:
     ],
 )
 async def test_a_hostile_answer_is_none_and_has_a_reason(answer: Answer, reason: str) -> None:
-    """In bounded time and memory, without an exception."""
-    found = await asyncio.wait_for(_ask(answer, timeout_s=0.5 if reason == "TooSlow" else SOON_S), 2 * SOON_S)
-    assert isinstance(found, InvalidInput)
-    assert found.reason == reason
+    """It is rejected in bounded time and memory, without an exception."""
+    result = await asyncio.wait_for(_ask(answer, timeout_s=0.5 if reason == "TooSlow" else SOON_S), 2 * SOON_S)
+    assert isinstance(result, InvalidInput)
+    assert result.reason == reason
 
 
-async def test_a_pod_that_is_not_there_is_told_of_in_words() -> None:
+async def test_a_missing_pod_is_reported_in_words() -> None:
     """It stands in Updated: `ClientConnectorError(ConnectionKey(host=...` did."""
     endpoint = StateEndpoint(free_port(), SOON_S)
     assert await endpoint.ask("127.0.0.1") == InvalidInput("state", "NoAnswer", "Connection refused")
@@ -120,9 +120,7 @@ async def test_a_redirect_is_not_followed() -> None:
         assert await _ask(redirects) == InvalidInput("state", "NoAnswer", "HTTP status 302")
 
 
-async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked(
-    cache: ObjectCache, pods: ServingPods
-) -> None:
+async def test_one_pod_that_answers_nonsense_delays_no_other_poll(cache: ObjectCache, pods: ServingPods) -> None:
     """A 400-digit counter, a pod without a service label: the others' states still come in."""
     bad = json.dumps({**STATE, "outputTokens": "@"}).replace('"@"', "9" * 400).encode()
     cache.seen(POD, pod("stray", service=None))
@@ -158,10 +156,10 @@ async def test_state_of_pod_outlasts_lost_polls(
         assert list(states.states(CHAT)) == ["good"]
 
 
-async def test_a_pod_that_answers_nonsense_is_asked_seldom(
+async def test_a_pod_that_answers_nonsense_is_polled_rarely(
     monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
 ) -> None:
-    """Its service waits for it for ever: eight such pods, asked every second, took all of the operator's CPU."""
+    """Its service waits for it for ever: eight such pods, polled every second, took all of the operator's CPU."""
     monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
     monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.URGENT_EVERY_S", 0.0)
     cache.seen(POD, pod("bad", address="127.0.0.2"))
@@ -194,20 +192,20 @@ async def test_the_first_round_does_not_wait_for_pods_that_never_answer(
             await asyncio.wait_for(states.first_round(), SOON_S)
 
 
-async def test_the_first_round_asks_nobody_twice(cache: ObjectCache, pods: ServingPods) -> None:
-    """It asked every pod that the polls were asking already, in tasks that nobody ended."""
+async def test_the_first_round_polls_no_pod_twice(cache: ObjectCache, pods: ServingPods) -> None:
+    """It polled every pod that was being polled already, in tasks that never ended."""
     cache.seen(POD, pod("good"))
-    asked: list[bytes] = []
-    async with _server(_says(BODY, asked.append)) as port:
+    requests: list[bytes] = []
+    async with _server(_says(BODY, requests.append)) as port:
         states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=10 * SOON_S)
         async with _running(states):
             await asyncio.wait_for(states.first_round(), SOON_S)
             assert list(states.states(CHAT)) == ["good"]
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-async def test_thousands_of_pods_hold_up_nobody() -> None:
-    """Each look at who is to be asked went through all pods in one callback: with 8,000 of them it took 0.1 s of CPU,
+async def test_thousands_of_pods_do_not_block_the_event_loop() -> None:
+    """Each search for pods to poll went through all pods in one callback: with 8,000 of them it took 0.1 s of CPU,
     twice a second, and the Lease waited."""
     cache, services = ObjectCache(), 50
     pods = ServingPods(cache)
@@ -226,8 +224,8 @@ async def test_thousands_of_pods_hold_up_nobody() -> None:
     assert others >= services
 
 
-async def _drained(found: AsyncIterator[object]) -> list[object]:
-    return [each async for each in found]
+async def _drained(result: AsyncIterator[object]) -> list[object]:
+    return [item async for item in result]
 
 
 @asynccontextmanager
@@ -241,9 +239,9 @@ async def _running(states: PodStates) -> AsyncIterator[None]:
             await running
 
 
-def _says(body: bytes, asked: Callable[[bytes], None] = lambda _: None) -> Answer:
+def _says(body: bytes, requests: Callable[[bytes], None] = lambda _: None) -> Answer:
     async def answer(writer: asyncio.StreamWriter) -> None:
-        asked(body)
+        requests(body)
         writer.write(_head(len(body)) + body)
 
     return answer

@@ -25,7 +25,7 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 class Woken:
-    """A controller that watches nothing, its cache, and whom it has woken."""
+    """A controller that watches nothing, its cache, and the services that it woke."""
 
     def __init__(self, controller: ServiceController) -> None:
         self.controller = controller
@@ -33,14 +33,14 @@ class Woken:
 
     async def names(self) -> set[str]:
         """Woken since the last call."""
-        found = set[str]()
+        result = set[str]()
         while True:
             try:
                 key = await asyncio.wait_for(self.controller._queue.get(), 0.05)
             except TimeoutError:
-                return found
+                return result
             self.controller._queue.done(key)
-            found.add(key.name)
+            result.add(key.name)
 
     async def look(self, name: str, *, gone: bool = False) -> None:
         """Reconcile, until there is nothing to do at once."""
@@ -75,7 +75,7 @@ async def test_a_child_wakes_its_service(woken: Woken) -> None:
     assert await woken.names() == {"chat"}
 
 
-async def test_a_pod_of_no_service_wakes_nobody_and_harms_nobody(woken: Woken) -> None:
+async def test_a_pod_of_no_service_wakes_no_service(woken: Woken) -> None:
     woken.cache.seen(POD, pod("stray", service=None))
     assert await woken.names() == set()
     woken.cache.seen(POD, pod("strange", service="not there"))
@@ -83,8 +83,8 @@ async def test_a_pod_of_no_service_wakes_nobody_and_harms_nobody(woken: Woken) -
 
 
 @pytest.mark.parametrize("news", [(CONFIG_MAP, PROFILE), (JOB, PROFILING), (POD, PROFILING)], ids=str)
-async def test_a_profile_wakes_those_who_wait_for_it(woken: Woken, news: tuple[ResourceKind, str]) -> None:
-    """Nothing is measured yet, so no status names it: the end of the first Job woke nobody, for up to a minute.
+async def test_a_profile_wakes_the_services_that_use_it(woken: Woken, news: tuple[ResourceKind, str]) -> None:
+    """Nothing is measured yet, so no status names it: the end of the first Job woke no service, for up to a minute.
 
     Every change of a Job woke all services of its namespace before that: with 300 of them, 300 times 300 reconciles.
     """
@@ -97,7 +97,7 @@ async def test_a_profile_wakes_those_who_wait_for_it(woken: Woken, news: tuple[R
 
 
 async def test_what_one_service_writes_others_hear_of(woken: Woken) -> None:
-    """A write of the operator's own wakes nobody else's: who shares the profile waited for its regular look."""
+    """The operator's own writes woke no other service: those that share the profile waited for a resync."""
     job = woken.cache.get(JOB, "ns", woken.profile("chat"))
     assert job is not None
     done = copy.deepcopy(job)
@@ -110,7 +110,7 @@ async def test_what_one_service_writes_others_hear_of(woken: Woken) -> None:
     assert await woken.names() == {"mail"}
 
 
-async def test_who_joins_a_measurement_wakes_nobody(woken: Woken) -> None:
+async def test_a_service_that_joins_a_measurement_wakes_no_other(woken: Woken) -> None:
     """Each of 300 services that share a profile would wake the others, 64 times."""
     woken.cache.seen(SERVICE, _service("third"))
     await woken.names()
@@ -131,7 +131,7 @@ async def test_a_service_that_goes_is_woken_by_no_profile(woken: Woken) -> None:
 
 
 async def test_the_count_of_services_falls_with_a_list(woken: Woken) -> None:
-    """It told of services that were long gone."""
+    """It reported services that were long gone."""
     assert _services() == 3
     relist = woken.cache.relist(SERVICE, None)
     relist.page([_service("chat")])
@@ -160,8 +160,8 @@ def _services() -> float:
 def _service(name: str) -> dict[str, Any]:
     """One that waits for its profile."""
     target = "org/other" if name == "apart" else "org/target"
-    found = manifest(name, target={"name": target}, profiling={"mode": "Required"})
-    return {**found, "metadata": {**found["metadata"], "namespace": "ns", "resourceVersion": "1"}}
+    result = manifest(name, target={"name": target}, profiling={"mode": "Required"})
+    return {**result, "metadata": {**result["metadata"], "namespace": "ns", "resourceVersion": "1"}}
 
 
 @pytest.mark.parametrize(("namespace", "woken_names"), [("ns", {"chat", "mail"}), ("tenant", set[str]())])

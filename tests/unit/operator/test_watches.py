@@ -103,12 +103,12 @@ async def test_where_changes_may_be_lost_it_lists_again(stream: list[Event] | in
     cache.seen(DEPLOYMENT, document("unseen", 3, uid="unseen"))
     await _run(server, cache)
     assert server.lists == 2
-    assert [each["metadata"]["name"] for each in cache.all(DEPLOYMENT)] == ["chat"]
+    assert [child["metadata"]["name"] for child in cache.all(DEPLOYMENT)] == ["chat"]
 
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
-    """Its Role goes with it: the operator waited for ever for what it may not list, and reconciled nobody."""
+    """Its Role goes with it: the operator waited for ever for what it may not list, and reconciled no service."""
 
     async def answer(request: web.Request) -> web.Response:
         if "/namespaces/gone/" in request.path:
@@ -156,7 +156,7 @@ async def test_config_maps_are_watched_by_their_metadata() -> None:
 
 
 async def test_large_objects_are_listed_in_smaller_pages() -> None:
-    """Of a page that is too large no more than its bound is read."""
+    """A page that is too large is read only up to the limit."""
     server, cache = ApiServer([]), ObjectCache()
     large = [
         document(f"large-{number}", 5, uid=f"large-{number}", spec={"x": "x" * 1024 * 1024}) for number in range(6)
@@ -164,7 +164,9 @@ async def test_large_objects_are_listed_in_smaller_pages() -> None:
     small = [document(f"small-{number}", 5, uid=f"small-{number}") for number in range(40)]
     server.objects = [*large, *small]
     await _run(server, cache)
-    assert {each["metadata"]["name"] for each in cache.all(DEPLOYMENT)} == {each["metadata"]["name"] for each in small}
+    assert {child["metadata"]["name"] for child in cache.all(DEPLOYMENT)} == {
+        child["metadata"]["name"] for child in small
+    }
     assert server.page_sizes == [25, 5, 1, 5, 1, 5, 1, 5, 25, 25]
 
 
@@ -186,11 +188,11 @@ async def test_an_event_that_is_too_large_ends_no_watch() -> None:
     before = _too_large()
     await _run(server, cache)
     assert _too_large() == before + 1
-    assert {each["metadata"]["name"] for each in cache.all(DEPLOYMENT)} >= {"after"}
+    assert {child["metadata"]["name"] for child in cache.all(DEPLOYMENT)} >= {"after"}
 
 
 async def test_what_an_event_too_large_had_to_say_comes_with_a_list() -> None:
-    """It may have been a deletion. One list, once the stream has ended: nobody can have everything listed at will."""
+    """It may have been a deletion. One list, once the stream has ended: users cannot force lists at will."""
     huge = {"type": "DELETED", "object": document("chat", 8, data={"x": "\x01" * 700 * 1024})}
     server = ApiServer([[huge, huge, _event("BOOKMARK", 9)], []])
     await _run(server)
@@ -201,10 +203,10 @@ async def test_what_an_event_too_large_had_to_say_comes_with_a_list() -> None:
 @pytest.mark.parametrize("error", [LineTooLong(b"x", 1), RecursionError(), TypeError()], ids=repr)
 async def test_whatever_ends_a_stream_does_not_end_the_watch(error: Exception, monkeypatch) -> None:
     """It lists again, pauses longer each time, and does not come back to the place where it failed."""
-    cache, told = ObjectCache(), iter([error, error])
+    cache, answers = ObjectCache(), iter([error, error])
 
     def refuse(*_: Any) -> None:
-        raise next(told)
+        raise next(answers)
 
     monkeypatch.setattr(cache, "left", refuse)
     server = ApiServer([[_event("DELETED", 8)], [_event("DELETED", 8)]])

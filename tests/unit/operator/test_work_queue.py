@@ -55,7 +55,7 @@ async def test_pauses_grow_up_to_a_limit_and_end_with_success() -> None:
     assert await _retried(queue, A) <= FIRST_RETRY_S
 
 
-async def test_who_is_tried_again_comes_before_those_who_can_wait() -> None:
+async def test_a_retried_key_comes_before_patient_keys() -> None:
     """A change whose object had moved on was put behind a thousand regular looks: p99 8 s."""
     queue = WorkQueue(most_at_once=2)
     queue.add(A, OWN_CHANGE_S)
@@ -116,7 +116,7 @@ async def test_a_namespace_whose_writes_take_long_holds_up_no_other() -> None:
 
 
 async def test_a_key_that_gets_urgent_while_its_namespace_is_at_work_runs_once() -> None:
-    """The wait that it overtook stands in nobody's way."""
+    """The entry that it replaced blocks no other key."""
     queue = WorkQueue(most_at_once=1)
     busy, first, second = (Key("slow", name) for name in ("busy", "first", "second"))
     queue.add(busy, OWN_CHANGE_S)

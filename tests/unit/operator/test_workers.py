@@ -1,4 +1,4 @@
-"""Who works on what: no service waits for the writes of others that hang."""
+"""Workers: no service waits for writes of other services that hang."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ async def test_webhooks_of_some_namespaces_that_do_not_answer_hold_up_no_other(m
 
 
 def _service(name: str, namespace: str) -> Object:
-    found = manifest(name, replicas=0, profiling={"mode": "Skip"})
+    service = manifest(name, replicas=0, profiling={"mode": "Skip"})
     metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}", "resourceVersion": "1"}
-    return {**found, "metadata": {**metadata, "generation": 1}}
+    return {**service, "metadata": {**metadata, "generation": 1}}

@@ -1,4 +1,4 @@
-"""From a manifest to a measured service that answers: children, Job, profile, conditions."""
+"""A new service until it is measured and answers: children, Job, profile, conditions."""
 
 from __future__ import annotations
 

@@ -122,11 +122,11 @@ def test_children_of_a_deleted_service_of_that_name_are_waited_for() -> None:
 
 @pytest.mark.parametrize("kind", ["Deployment", "Service"])
 def test_a_child_that_a_finalizer_holds_is_named(kind: str) -> None:
-    """It may stay for ever: nobody should have to guess why the service does not come up."""
+    """It may stay for ever, so a condition must tell why the service does not come up."""
     world = World(manifest())
     world.serve()
-    held = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/stuck"]}
-    world.objects[kind, "chat"]["metadata"] |= held
+    terminating = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/stuck"]}
+    world.objects[kind, "chat"]["metadata"] |= terminating
     world.settle()
     assert world.reason(C.UPDATED) == "False/RollingOut"
     for condition in (C.UPDATED, C.PROGRESSING):

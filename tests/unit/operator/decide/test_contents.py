@@ -38,8 +38,8 @@ def world() -> World:
 @pytest.mark.parametrize(
     "change", [{}, {"draftPool": [PLD]}, {"engine": {"maxModelLen": 512}}, {"replicas": 3}], ids=str
 )
-def test_what_is_decided_does_not_depend_on_who_read_what_before(world: World, change: dict[str, Any]) -> None:
-    """With everything in sight from the start, and with everything read on demand."""
+def test_the_plan_does_not_depend_on_what_was_read_before(world: World, change: dict[str, Any]) -> None:
+    """The plan is equal with all contents from the start and with contents read on demand."""
     world.patch(**change)
     whole = world.observed()
     plan, read = _reading(whole)
@@ -63,7 +63,7 @@ def test_what_others_filled_up_is_not_read(world: World) -> None:
     profiles = _ballast(whole, "outrider-profile-{}", owner="uid-chat")
     observed = replace(
         whole,
-        children={**whole.children, **{(CONFIG_MAP, name): each for name, each in ballast.items()}},
+        children={**whole.children, **{(CONFIG_MAP, name): document for name, document in ballast.items()}},
         profiles={**whole.profiles, **profiles},
     )
     _, read = _reading(observed)
@@ -82,10 +82,10 @@ def test_a_new_revision_that_no_pod_was_made_of_yet_is_read_once(world: World) -
 
 @pytest.mark.parametrize("objected", [False, True], ids=["served", "objected"])
 def test_maps_of_revisions_that_no_pod_was_made_of_are_not_read(world: World, *, objected: bool) -> None:
-    """Whoever may write ConfigMaps can label any number: reading and parsing 300 took seconds of every decision."""
+    """Users may label any number of ConfigMaps: reading and parsing 300 took seconds of every decision."""
     whole = world.observed()
-    forged = {name: _sealed(each) for name, each in _revisions(whole).items()}
-    children = {**whole.children, **{(CONFIG_MAP, name): each for name, each in forged.items()}}
+    forged = {name: _sealed(document) for name, document in _revisions(whole).items()}
+    children = {**whole.children, **{(CONFIG_MAP, name): document for name, document in forged.items()}}
     if objected:
         service = children[KUBERNETES_SERVICE, "chat"]
         foreign = [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x", "controller": True}]
@@ -97,24 +97,28 @@ def test_maps_of_revisions_that_no_pod_was_made_of_are_not_read(world: World, *,
     _, read = _reading(observed)
     assert not set(forged) & set(read)
     plan = decide(observed, SETTINGS)
-    assert {each.name for each in plan.delete} == (set() if objected else set(forged))
+    assert {document.name for document in plan.delete} == (set() if objected else set(forged))
 
 
 def test_of_revisions_that_pods_were_made_of_a_few_are_read(world: World) -> None:
-    """Whoever may write ReplicaSets can vouch for any number, too; that of the Deployment is read before newer ones."""
+    """Users may vouch for any number by ReplicaSets, too. The Deployment's revision is read before newer ones."""
     whole = world.observed()
     forged = _revisions(whole)
-    (pattern,) = [each for each in whole.replica_sets if each["metadata"]["labels"][REVISION_LABEL] == world.revision()]
-    marks = [each["metadata"]["labels"] for each in forged.values()]
+    (pattern,) = [
+        document
+        for document in whole.replica_sets
+        if document["metadata"]["labels"][REVISION_LABEL] == world.revision()
+    ]
+    marks = [document["metadata"]["labels"] for document in forged.values()]
     sets = [{"metadata": {**pattern["metadata"], "labels": mark}} for mark in marks]
-    children = {**whole.children, **{(CONFIG_MAP, name): each for name, each in forged.items()}}
+    children = {**whole.children, **{(CONFIG_MAP, name): document for name, document in forged.items()}}
     _, read = _reading(replace(whole, children=children, replica_sets=(*whole.replica_sets, *sets)))
     assert len(set(forged) & set(read)) < 16
     assert revision_map_name("chat", world.revision()) in read
 
 
 class _Sealed(dict[str, str]):
-    """Contents that nobody may look into."""
+    """Contents that must not be read."""
 
     def get(self, *_: object) -> NoReturn:
         raise AssertionError("was read")
@@ -128,7 +132,9 @@ def _sealed(document: Object) -> Object:
 
 def _revisions(whole: Observed) -> dict[str, Object]:
     """40 ConfigMaps that are labelled and named as those of revisions, newer than all others."""
-    (genuine, *_) = [each for _, each in whole.children.items() if each["metadata"]["labels"].get(INPUTS_LABEL)]
+    (genuine, *_) = [
+        document for _, document in whole.children.items() if document["metadata"]["labels"].get(INPUTS_LABEL)
+    ]
     made: dict[str, Object] = {}
     for revision in (f"forged-{number}" for number in range(40)):
         name = revision_map_name("chat", revision)
@@ -150,7 +156,7 @@ def _reading(whole: Observed) -> tuple[Plan, list[str]]:
 
 
 def _unread(whole: Observed, read: list[str] | tuple[str, ...]) -> Observed:
-    """As watches show it: the contents of no ConfigMap but those of `read`."""
+    """The input as watches report it: only ConfigMaps in `read` have contents."""
 
     def shown(document: Object) -> Object:
         if document["kind"] != CONFIG_MAP or document["metadata"]["name"] in read:
@@ -158,11 +164,16 @@ def _unread(whole: Observed, read: list[str] | tuple[str, ...]) -> Observed:
         return {name: value for name, value in document.items() if name not in ("data", "immutable")}
 
     children = {key: shown(child) for key, child in whole.children.items()}
-    return replace(whole, children=children, profiles={name: shown(each) for name, each in whole.profiles.items()})
+    return replace(
+        whole, children=children, profiles={name: shown(document) for name, document in whole.profiles.items()}
+    )
 
 
 def _ballast(whole: Observed, name: str, owner: str) -> dict[str, Object]:
     hot = whole.children[CONFIG_MAP, hot_map_name("chat")]
     owners = [{**hot["metadata"]["ownerReferences"][0], "uid": owner}]
     names = [name.format(number) for number in range(3)]
-    return {each: {**hot, "metadata": {**hot["metadata"], "name": each, "ownerReferences": owners}} for each in names}
+    return {
+        document: {**hot, "metadata": {**hot["metadata"], "name": document, "ownerReferences": owners}}
+        for document in names
+    }

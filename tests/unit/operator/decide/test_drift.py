@@ -37,7 +37,7 @@ def test_an_item_of_ours_that_is_gone_or_changed_is_seen(changed: list[Any]) -> 
 
 @pytest.mark.parametrize("rule", [0, 1])
 def test_a_port_that_is_opened_by_hand_is_closed_again(rule: int) -> None:
-    """The ports of a NetworkPolicy have no names that they could merge by: 9000 was open to everybody for good."""
+    """The ports of a NetworkPolicy have no names that they could merge by: 9000 stayed open to all peers."""
     policy = stamp(network_policy(ServiceIdentity("chat", "ns", "uid"), ({"podSelector": {}},)))
     opened = copy.deepcopy(policy)
     assert not needs_apply(opened, policy)
@@ -47,7 +47,7 @@ def test_a_port_that_is_opened_by_hand_is_closed_again(rule: int) -> None:
 
 def test_a_port_that_is_added_to_a_service_stays() -> None:
     """What others add to a list that merges is theirs."""
-    wanted = stamp(service(ServiceIdentity("chat", "ns", "uid")))
-    extended = copy.deepcopy(wanted)
+    desired = stamp(service(ServiceIdentity("chat", "ns", "uid")))
+    extended = copy.deepcopy(desired)
     extended["spec"]["ports"].append({"name": "grpc", "port": 81, "protocol": "TCP"})
-    assert not needs_apply(extended, wanted)
+    assert not needs_apply(extended, desired)

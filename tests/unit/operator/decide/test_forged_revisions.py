@@ -1,4 +1,4 @@
-"""Who may write ConfigMaps and services, and nothing else of a namespace, makes no pods of their own design."""
+"""The right to write ConfigMaps and services is no right to create pods of one's own design."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def world() -> World:
 
 
 def test_pods_are_not_made_of_a_forged_revision(world: World) -> None:
-    """Deleted and made anew with the node's `/` in its template: the old pods stay, the ConfigMap is made again."""
+    """Deleted and created again with the node's `/` in its template: the old pods stay, the ConfigMap is made again."""
     template = copy.deepcopy(world.deployment()["spec"]["template"])
     genuine = _forge(world, world.revision())
     world.patch(replicas=2)
@@ -72,12 +72,12 @@ def test_a_forged_revision_that_is_returned_to_is_made_again(world: World) -> No
     ids=["engine", "target", "keys"],
 )
 def test_a_forged_boot_config_is_replaced_like_a_template(world: World, change: dict[str, Any]) -> None:
-    """Pods would mount it beside their Secrets."""
+    """Pods would mount it together with their Secrets."""
     document = world.objects[CONFIG_MAP, revision_map_name("chat", world.revision())]
     genuine = document["data"]
     document["data"] = {**genuine, CONFIG_KEY: json.dumps({**json.loads(genuine[CONFIG_KEY]), **change})}
     plan = world.reconcile()
-    assert not [each for each in plan.apply if each["kind"] == DEPLOYMENT], "no pods of it meanwhile"
+    assert not [child for child in plan.apply if child["kind"] == DEPLOYMENT], "no pods of it meanwhile"
     world.settle()
     assert world.objects[CONFIG_MAP, revision_map_name("chat", world.revision())]["data"] == genuine
 
@@ -114,7 +114,7 @@ def test_a_revision_under_the_label_of_another_spec_is_not_returned_to(world: Wo
 
 
 def test_a_forged_revision_costs_no_decision_its_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of one that old pods still have it stays, as large as a ConfigMap may be."""
+    """It stays in place of one that old pods still have, as large as a ConfigMap may be."""
     first = world.revision()
     world.patch(engine={"maxModelLen": 512})
     world.settle()

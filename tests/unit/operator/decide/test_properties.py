@@ -179,16 +179,16 @@ JSON = st.one_of(
 
 def paths(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place inside `document`, names and uids aside: those the API server vouches for."""
-    found = [path] if path else []
+    paths_below = [path] if path else []
     children = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
     for key, value in children:
         if (*path, key)[-1] not in ("uid", "name", "metadata", "kind", "resourceVersion") or path[:1] == ("spec",):
-            found += paths(value, (*path, key))
+            paths_below += paths(value, (*path, key))
         elif key == "metadata" and not path:
-            found += [("metadata", *rest) for rest in _metadata_paths(value)]
-    return found
+            paths_below += [("metadata", *rest) for rest in _metadata_paths(value)]
+    return paths_below
 
 
 def _metadata_paths(metadata: Object) -> list[tuple[Any, ...]]:
@@ -271,7 +271,7 @@ def measuring() -> tuple[World, Object]:
 @given(data=st.data())
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_a_job_says_is_a_condition(data: st.DataObject) -> None:
-    """Its pod runs a tenant's image: any bytes may be its last words. The rest of the service is told and served."""
+    """A tenant's image writes the termination message, so it may have any bytes. The rest is reported."""
     prepared_world, said = measuring()
     world = copy.deepcopy(prepared_world)
     (job,) = world.jobs()
@@ -286,7 +286,7 @@ def test_whatever_a_job_says_is_a_condition(data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_stands_in_a_profile_is_read_or_measured_again(data: st.DataObject) -> None:
-    """Anyone who may edit ConfigMaps edits profiles: a part that cannot be read counts as not measured."""
+    """Users may edit profiles: a part that cannot be read counts as not measured."""
     observed = prepared(served)
     ((name, profile),) = observed.profiles.items()
     file = data.draw(st.sampled_from([*profile["data"], "failures.json", "more.json"]))
@@ -301,7 +301,7 @@ def test_whatever_stands_in_a_profile_is_read_or_measured_again(data: st.DataObj
 @given(words=WORDS, key=st.sampled_from(["config.json", "pod-template.json"]))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_stands_in_a_revision_the_pods_stay(words: str, key: str) -> None:
-    """Its ConfigMap is immutable, but may be deleted and made anew by hand: no pod is made of what stands there."""
+    """Its ConfigMap is immutable, but may be deleted and created again by hand: no pod is created from its contents."""
     observed = prepared(served)
     where = next(k for k, d in observed.children.items() if "pod-template.json" in d.get("data", {}))
     document = observed.children[where]
@@ -313,7 +313,7 @@ def test_whatever_stands_in_a_revision_the_pods_stay(words: str, key: str) -> No
 
 
 def test_a_timestamp_of_300_characters_is_no_measurement() -> None:
-    """It is longer than the status may hold: the service is scaled and told all the same."""
+    """It is longer than the status may hold: the service is scaled and reported all the same."""
     world = started()
     (job,) = world.jobs()
     world.measure(job)

@@ -65,7 +65,7 @@ def test_a_hot_change_reaches_pods_without_a_restart(change: dict[str, Any]) -> 
 
 
 def test_a_paused_drafter_stays_in_the_boot_config_and_its_profile_its_own() -> None:
-    """A paused head is not loaded anew, and pods of a revision do not differ by what is hot."""
+    """A paused head is not loaded again, and pods of a revision do not differ by what is hot."""
     pools = [PLD, EAGLE], [PLD, EAGLE | {"paused": True}]
     worlds = [World(manifest(draftPool=pool)) for pool in pools]
     for world in worlds:

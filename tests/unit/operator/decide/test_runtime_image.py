@@ -20,8 +20,8 @@ def image(world: World) -> str:
     return str(containers[0]["image"])
 
 
-def test_a_service_says_that_it_is_behind_and_moves_when_it_is_asked_to() -> None:
-    """By an ordinary rollout to a new revision; and it stays there when the annotation goes."""
+def test_a_service_reports_that_it_is_behind_and_moves_on_request() -> None:
+    """It moves by an ordinary rollout to a new revision, and stays there when the annotation goes."""
     world = World(manifest())
     world.serve()
     assert world.observed().status.newer_runtime_image == ""
@@ -69,7 +69,7 @@ def test_what_names_no_installed_release_moves_nothing(choice: str) -> None:
 
 @given(uid=st.uuids().map(str), smaller=st.integers(0, 100), larger=st.integers(0, 100))
 def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: int, larger: int) -> None:
-    """The choice hangs on the uid alone: nobody moves back and forth while a fleet is moved step by step."""
+    """The choice depends only on the uid: no service moves back while a fleet is upgraded step by step."""
     smaller, larger = sorted((smaller, larger))
     service = {"metadata": {"name": "chat", "namespace": "a", "uid": uid}}
 
@@ -87,8 +87,8 @@ def test_a_share_is_about_as_large_as_it_says_and_an_annotation_keeps_out_of_it(
     settings = replace(NEW, runtime_upgrade_percent=30)
 
     def moved(**more: object) -> int:
-        services = [{"metadata": {**each, **more}} for each in metadata]
-        images = [pinned_image(each, None, "old:1", settings, on_cpu=True) for each in services]
+        services = [{"metadata": {**service, **more}} for service in metadata]
+        images = [pinned_image(service, None, "old:1", settings, on_cpu=True) for service in services]
         return images.count("outrider/runtime-cpu:2")
 
     assert 250 <= moved() <= 350

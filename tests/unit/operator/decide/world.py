@@ -79,7 +79,7 @@ def rfc3339(moment: float) -> str:
 
 
 class World:
-    """Objects by (kind, name); one or more services; a clock that moves when told."""
+    """Objects by (kind, name); one or more services; a clock that tests advance."""
 
     def __init__(
         self, *services: Object, nodes: tuple[Node, ...] | None = (CPU_NODE,), settings: OperatorSettings = SETTINGS
@@ -228,7 +228,7 @@ class World:
         return pod
 
     def _add_replica_set(self, template: Object) -> None:
-        """With the Deployment's annotations and hold, as its controller makes them."""
+        """ReplicaSets with the Deployment's annotations and hold, as its controller creates them."""
         name, revision = _label(template, SERVICE_LABEL), _label(template, REVISION_LABEL)
         deployment = self.objects.get((DEPLOYMENT, name), {"metadata": {}, "spec": {}})
         current = "template" in deployment["spec"] and self.revision(name) == revision
@@ -296,7 +296,7 @@ class World:
         )
 
     def serve(self, name: str = "chat") -> Plan:
-        """From nothing to a measured, rolled out, answering service."""
+        """Settle a new service until it is measured, rolled out and answers."""
         self.settle(name)
         self.roll_out(name)
         self.reconcile(name)
@@ -312,13 +312,13 @@ class World:
         return [name for kind, name in self.objects if kind == JOB]
 
     def condition(self, kind: ConditionType, name: str = "chat") -> Condition:
-        found = find_condition(self.observed(name).status.conditions, kind)
-        assert found is not None, f"{kind} is not set"
-        return found
+        condition = find_condition(self.observed(name).status.conditions, kind)
+        assert condition is not None, f"{kind} is not set"
+        return condition
 
     def reason(self, kind: ConditionType, name: str = "chat") -> str:
-        found = self.condition(kind, name)
-        return f"{found.status}/{found.reason}"
+        condition = self.condition(kind, name)
+        return f"{condition.status}/{condition.reason}"
 
     def deployment(self, name: str = "chat") -> Object:
         return self.objects[DEPLOYMENT, name]
@@ -397,8 +397,8 @@ def result(
 
 def target_profile(key: str, product: str, at: str, **fields: Any) -> TargetProfile:
     costs = {ProfileExecutionMode.UNIFORM: ProfileStepCost(per_batched_token_s=0.001, constant_s=0.02)}
-    given: dict[str, Any] = {"error_percent": 4.0, "costs": costs, **fields}
-    return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **given)
+    values: dict[str, Any] = {"error_percent": 4.0, "costs": costs, **fields}
+    return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **values)
 
 
 def boot_of(document: Object) -> dict[str, Any]:

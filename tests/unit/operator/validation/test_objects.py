@@ -56,7 +56,7 @@ def test_labels_alone_make_nothing_outriders(kind: ResourceKind) -> None:
 
 @pytest.mark.parametrize("kind", [REPLICA_SET, JOB], ids=lambda k: k.kind)
 def test_an_orphan_that_is_about_to_be_adopted_is_kept(kind: ResourceKind) -> None:
-    """A Deployment that was deleted with --cascade=orphan is made anew and takes its ReplicaSets back."""
+    """A Deployment that was deleted with --cascade=orphan is created again and adopts its ReplicaSets."""
     orphan = document("orphan", 1, spec={"template": {"spec": {}}, "replicas": 1})
     orphan["metadata"]["ownerReferences"] = []
     admitted = admit(kind, orphan)
@@ -121,7 +121,7 @@ OWNED_BY_ANY = [kind for kind in CHILDREN if kind not in (POD, REPLICA_SET)]
     ids=str,
 )
 def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: ResourceKind, part: str) -> None:
-    """The labels and an owner can be typed in by hand; nobody bounds their number, nor what a Service carries."""
+    """Users can write the labels and an owner; neither their number nor the size of a Service is bounded."""
     sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("any", 1)
     size = LARGE.get(kind, 1) * MOST_OBJECT
     if part == "spec":
@@ -134,7 +134,7 @@ def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: ResourceKind, 
 
 
 @pytest.mark.parametrize("kind", [POD, REPLICA_SET, CONFIG_MAP, DEPLOYMENT], ids=lambda k: k.kind)
-def test_of_many_labels_and_owners_that_somebody_added_few_are_kept(kind: ResourceKind) -> None:
+def test_few_of_many_foreign_labels_and_owners_are_kept(kind: ResourceKind) -> None:
     """1,850 labels on a pod took 74 kB. Those that Outrider reads stay, and some for NetworkPolicies to select by."""
     sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("chat", 1)
     ours = dict(sent["metadata"]["labels"])
@@ -157,7 +157,7 @@ def test_an_owner_that_does_not_control_makes_nothing_outriders(kind: ResourceKi
 
 
 def test_every_annotation_and_label_that_is_read_is_kept() -> None:
-    """Also beside 400 tiny ones that somebody added: without the digest of what it is, all was applied for ever."""
+    """It survives 400 tiny annotations of others: without its digest an object was applied for ever."""
     named = _constants()
     assert {text for name, text in named.items() if name.endswith("_LABEL")} <= LABELS
     marks = {text for name, text in named.items() if name.endswith(("_ANNOTATION", "_NOTE"))}
@@ -171,15 +171,17 @@ def test_every_annotation_and_label_that_is_read_is_kept() -> None:
 
 
 def _constants() -> dict[str, str]:
-    """Of all modules of the operator."""
-    found: dict[str, str] = {}
+    """Annotations in all modules of the operator."""
+    constants: dict[str, str] = {}
     for module in pkgutil.walk_packages(outrider_operator.__path__, "outrider_operator."):
-        found |= {name: value for name, value in vars(importlib.import_module(module.name)).items() if name.isupper()}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+        constants |= {
+            name: value for name, value in vars(importlib.import_module(module.name)).items() if name.isupper()
+        }
+    return {name: value for name, value in constants.items() if isinstance(value, str)}
 
 
 def test_many_empty_values_are_too_large() -> None:
-    """In bytes of JSON they are next to nothing: 525 such objects filled the operator's memory."""
+    """Their JSON is tiny, yet 525 such objects filled the operator's memory."""
     admitted = admit(NETWORK_POLICY, document("any", 1, spec={"ingress": [{} for _ in range(MOST_VALUES)]}))
     assert isinstance(admitted, InvalidInput)
     assert admitted.reason == "TooLarge"
@@ -189,14 +191,14 @@ def test_many_empty_values_are_too_large() -> None:
     "kind", [DEPLOYMENT, DISRUPTION_BUDGET, KUBERNETES_SERVICE, SERVICE_ACCOUNT], ids=lambda k: k.kind
 )
 def test_of_what_has_its_services_name_there_is_no_more_than_one(kind: ResourceKind) -> None:
-    """Who has one service could type its uid into the owner of any number of Deployments of 60 kB each."""
+    """A user with one service could name its uid as owner of any number of Deployments of 60 kB each."""
     sent = document("chat-2", 1)
     sent["metadata"]["labels"] = labels("chat")
     assert isinstance(admit(kind, sent), InvalidInput)
 
 
 def test_a_profile_of_as_many_owners_as_it_may_have_is_kept() -> None:
-    """Each service adds itself; one that was too large would be measured by nobody, and stand in everyone's way."""
+    """Each service adds itself; a profile that is too large would never be measured, and block every service."""
     profile = document("outrider-profile-a", 1)
     owners = [
         owner_reference(ServiceIdentity("x" * 40, "ns", f"{number:036}"), controller=False)
@@ -214,7 +216,7 @@ def test_a_text_is_weighed_as_it_lies_in_memory() -> None:
 
 
 def test_of_a_service_that_is_too_large_the_size_is_kept() -> None:
-    """Each list and text of it is bounded, their sum is not: 600 of 900 kB would end the operator for everybody."""
+    """Each list and text of it is bounded, their sum is not: 600 of 900 kB would end the operator for all services."""
     huge = document("chat", 1, spec={"podTemplate": {"affinity": "x" * MOST_SPEC}}, status={"replicas": 1})
     huge["metadata"]["labels"] |= {f"x{number}": "y" * 63 for number in range(1000)}
     admitted = admit(SERVICE, huge)
@@ -242,7 +244,7 @@ def test_of_a_config_map_nothing_but_metadata_and_texts_is_kept() -> None:
     assert set(admitted) == {"apiVersion", "kind", "metadata", "data"}
 
 
-def test_of_a_config_map_that_somebody_filled_up_outriders_own_part_is_kept() -> None:
+def test_outriders_part_of_a_filled_config_map_is_kept() -> None:
     """And what is left out is counted."""
     sent = document("profile", 1, data={"target.json": "{}", "theirs": "x" * MOST_DATA})
     admitted = admit(CONFIG_MAP, sent)

@@ -37,7 +37,7 @@ def test_a_result_is_read() -> None:
     "field", [{"measuredAt": "9" * 300}, {"measuredAt": "soon"}, {"costs": {"uniform": {"constantS": -1}}}], ids=str
 )
 def test_an_absurd_value_is_no_result(field: dict[str, Any]) -> None:
-    """A `measuredAt` of 300 characters raised wherever its age was asked for: that service's status stopped."""
+    """A `measuredAt` of 300 characters raised wherever its age was read: that service's status stopped."""
     assert isinstance(profiling_result(_message(**field)), InvalidInput)
 
 
@@ -52,9 +52,9 @@ def test_an_absurd_value_is_no_result(field: dict[str, Any]) -> None:
 )
 def test_a_step_that_takes_no_time_is_no_measurement(costs: dict[str, Any]) -> None:
     """A Job that reported steps for nothing made each look at its service raise: its scaling and its status stopped."""
-    found = profiling_result(_message(costs=costs))
-    assert isinstance(found, InvalidInput)
-    assert found.detail.startswith("target.costs")
+    parsed = profiling_result(_message(costs=costs))
+    assert isinstance(parsed, InvalidInput)
+    assert parsed.detail.startswith("target.costs")
 
 
 @pytest.mark.parametrize("number", ["9" * 400, "9" * 3900, "NaN", "1e999"], ids=lambda number: number[:5])
@@ -83,7 +83,7 @@ def test_the_last_words_are_those_of_the_container_that_measures() -> None:
 
 
 @pytest.mark.parametrize("pod", [None, {}, {"status": None}, {"status": {"containerStatuses": [{"name": PROFILER}]}}])
-def test_who_has_not_ended_has_no_last_words(pod: dict[str, Any] | None) -> None:
+def test_a_running_container_has_no_termination(pod: dict[str, Any] | None) -> None:
     assert termination_of(pod) is None
 
 

@@ -27,8 +27,8 @@ def _rows() -> Iterator[tuple[str, str]]:
         elif line.startswith("| ") and "reason" not in cells:
             kinds, reason = (named, cells[1]) if len(named) == 1 else (cells[0].split(", "), cells[2])
             for kind in named if kinds in (["both"], ["all"]) else kinds:
-                for each in _accepted() if reason == "a reason of SpecValid" else {reason}:
-                    yield kind, each
+                for accepted in _accepted() if reason == "a reason of SpecValid" else {reason}:
+                    yield kind, accepted
 
 
 def _accepted() -> set[str]:

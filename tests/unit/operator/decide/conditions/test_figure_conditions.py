@@ -135,7 +135,7 @@ def test_speculation_active_says_whether_it_is_used_and_pays(
 
 
 @pytest.mark.parametrize("kind", [C.SPECULATION_ACTIVE, C.GOODPUT_HEALTHY])
-def test_a_loss_that_cannot_be_told_from_1_is_no_loss(serving: World, kind: C) -> None:
+def test_a_loss_within_noise_is_no_loss(serving: World, kind: C) -> None:
     """Two probes while a pod started say 0.9 and mean nothing: no figure, no alarm, and the sentence says why."""
     unsure = figures(probe_weight=50, probe_weighted_ratio=50 * 0.9)
     measured(serving, unsure, unsure)
@@ -242,9 +242,9 @@ def test_a_draft_says_what_its_memory_costs() -> None:
     world.report_states(drafters=[DrafterReport(name="pld", loaded=True, memory=costs)])
     world.settle()
     assert world.observed().status.drafts[0].memory == "1.5Mi of weights and 4Ki a token cost 1.23% of concurrency"
-    one = next(iter(world.states))
+    pod_name = next(iter(world.states))
     more = DrafterReport(name="pld", loaded=True, memory=costs.model_copy(update={"concurrency_percent": 20.0}))
-    world.states[one] = world.states[one].model_copy(update={"drafters": [more]})
+    world.states[pod_name] = world.states[pod_name].model_copy(update={"drafters": [more]})
     world.settle()
     assert world.observed().status.drafts[0].memory.endswith("20% of concurrency")
 
@@ -260,7 +260,7 @@ def test_draft_status_names_the_block_drafter() -> None:
 
 
 def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
-    """One pod without it is enough to say no, and why; nobody's word is no yes."""
+    """One pod without it is enough for False, with the reason. No report at all is not True."""
     world = World(manifest(replicas=2))
     world.serve()
     world.report_states(drafters=[])
@@ -269,9 +269,9 @@ def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
     world.report_states(drafters=[DrafterReport(name="pld", loaded=True)])
     world.settle()
     assert world.observed().status.drafts[0].loaded
-    one = next(iter(world.states))
+    pod_name = next(iter(world.states))
     without = [DrafterReport(name="pld", loaded=False, reason="out of memory")]
-    world.states[one] = world.states[one].model_copy(update={"drafters": without})
+    world.states[pod_name] = world.states[pod_name].model_copy(update={"drafters": without})
     world.settle()
     assert (world.observed().status.drafts[0].loaded, world.observed().status.drafts[0].reason) == (
         False,
@@ -293,8 +293,8 @@ def test_the_printer_columns_name_the_worst_class() -> None:
     assert world.observed().status.slo_classes[0].tpot_p50.endswith("ms")
 
 
-def test_an_slo_that_nobody_can_meet_names_the_best_value() -> None:
-    """By the profile, for one request alone; known before there is any traffic."""
+def test_an_infeasible_slo_names_the_best_value() -> None:
+    """The best value for a single request comes from the profile, so it is known before any traffic."""
     world = World(manifest(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"}))
     world.serve()
     assert world.reason(C.SLO_ATTAINED) == "False/Infeasible"
@@ -326,7 +326,7 @@ def test_a_load_at_the_crossover_does_not_flip_speculation_active(serving: World
 
 
 def test_conditions_are_written_at_once_and_figures_every_15_seconds(serving: World) -> None:
-    """At most four writes of figures a minute; none where three digits did not change."""
+    """Figures are written at most four times a minute, and only if their three digits changed."""
     measured(serving, GOOD, GOOD)
     old = serving.observed().status
     serving.figures = FigureWindows(replace(GOOD, output_tokens=6001), GOOD)

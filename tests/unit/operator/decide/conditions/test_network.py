@@ -30,7 +30,7 @@ def test_a_pod_that_answers_is_not_spoken_of() -> None:
 
 
 def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
-    """In a namespace that denies by default nobody should have to guess."""
+    """A namespace that denies by default should be named as the reason."""
     said = why_unreachable(
         SILENT, [POD], [policy("z-other"), policy("default-deny", policyTypes=["Ingress", "Egress"])]
     )
@@ -53,7 +53,7 @@ def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
         ({"podSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}, False),
     ],
 )
-def test_only_policies_that_limit_who_connects_to_this_pod_are_named(spec: dict[str, Any], named: bool) -> None:
+def test_only_policies_that_isolate_this_pod_are_named(spec: dict[str, Any], named: bool) -> None:
     """A policy on egress, or on other pods, is not in the way."""
     assert ("NetworkPolicy p selects it" in why_unreachable(SILENT, [POD], [policy("p", **spec)])) is named
 
@@ -61,19 +61,19 @@ def test_only_policies_that_limit_who_connects_to_this_pod_are_named(spec: dict[
 @pytest.mark.parametrize(
     ("rule", "named"),
     [
-        ({}, []),  # everybody, on every port
+        ({}, []),  # all peers, on every port
         ({"ports": [{"port": 9000}]}, []),
         ({"ports": [{"port": 8000, "endPort": 9999}]}, []),
         ({"ports": [{"port": "admin"}]}, []),
         ({"ports": [{"port": 8000}]}, ["deny", "p"]),
         ({"ports": [{"port": 9001, "endPort": 9999}]}, ["deny", "p"]),
-        # Whom it lets in cannot be told; it is not what keeps others out.
+        # Its peers are unknown; it does not keep others out.
         ({"ports": [{"port": 9000}], "from": [{"podSelector": {"matchLabels": {"app": "monitoring"}}}]}, ["deny"]),
     ],
     ids=str,
 )
 def test_a_policy_that_lets_the_port_in_is_not_blamed(rule: dict[str, Any], named: list[str]) -> None:
-    """Policies add up: where one lets everybody in, the pod is silent for another reason."""
+    """Policies add up: if one admits all peers, the pod does not answer for another reason."""
     said = why_unreachable(SILENT, [POD], [policy("p", ingress=[rule]), policy("deny")])
     assert [name for name in ("deny", "p") if f"{name} selects it" in said or f"{name}, " in said] == named
 
@@ -94,16 +94,16 @@ PEERS: tuple[Object, ...] = ({"podSelector": {"matchLabels": {"app": "operator"}
 
 
 def test_a_service_gets_a_policy_only_where_the_chart_asks_for_it() -> None:
-    """The admin port for the peers, the serving port for everybody; gone once the chart asks for none."""
+    """The admin port is open to the peers, the serving port to all. The policy goes when the chart disables it."""
     world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
     world.settle()
-    (found,) = _policies(world)
-    assert found["spec"]["policyTypes"] == ["Ingress"]
+    (policy,) = _policies(world)
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
     assert (
-        found["spec"]["podSelector"]["matchLabels"].items()
+        policy["spec"]["podSelector"]["matchLabels"].items()
         <= world.deployment()["spec"]["template"]["metadata"]["labels"].items()
     )
-    serving, admin = found["spec"]["ingress"]
+    serving, admin = policy["spec"]["ingress"]
     assert serving == {"ports": [{"protocol": "TCP", "port": 8000}]}
     assert admin == {"from": list(PEERS), "ports": [{"protocol": "TCP", "port": 9000}]}
     world.settings = SETTINGS
@@ -111,12 +111,12 @@ def test_a_service_gets_a_policy_only_where_the_chart_asks_for_it() -> None:
     assert _policies(world) == []
 
 
-def test_a_policy_that_somebody_changed_comes_back() -> None:
-    """As every child does."""
+def test_a_changed_policy_is_restored() -> None:
+    """It is restored like every child."""
     world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
     world.settle()
-    (found,) = _policies(world)
-    found["spec"]["ingress"] = []
+    (policy,) = _policies(world)
+    policy["spec"]["ingress"] = []
     world.settle()
     assert len(_policies(world)[0]["spec"]["ingress"]) == 2
 
@@ -136,9 +136,9 @@ def test_a_tenants_own_policy_of_that_name_is_left_alone() -> None:
     assert world.objects[NETWORK_POLICY, "chat-admin-port"] == theirs
 
 
-def test_a_policy_of_another_service_under_that_name_is_told_about() -> None:
+def test_a_policy_of_another_service_is_a_name_conflict() -> None:
     """Decisions see it and leave it alone: without a word the pods would stay open, or shut to the operator. It is in
-    nobody's way where the chart asks for none."""
+    no way of others if the chart disables it."""
     world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
     owner = owner_reference(ServiceIdentity("other", "default", "uid-other"), controller=True)
     metadata = {"name": "chat-admin-port", "uid": "theirs", "labels": labels("chat"), "ownerReferences": [owner]}
@@ -163,7 +163,7 @@ def test_the_conditions_that_wait_for_a_pods_word_say_why_it_does_not_come() -> 
     world.figures = FigureWindows(error="none of the 1 ready pods answers on its state endpoint")
     world.settle()
     for kind, reason in ((C.UPDATED, "ConfigPending"), (C.GOODPUT_HEALTHY, "MetricsUnavailable")):
-        found = world.condition(kind)
-        assert found.reason == reason
-        assert "NetworkPolicy default-deny selects it" in found.message
+        condition = world.condition(kind)
+        assert condition.reason == reason
+        assert "NetworkPolicy default-deny selects it" in condition.message
     assert world.condition(C.READY).status == "True"

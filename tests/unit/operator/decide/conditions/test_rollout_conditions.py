@@ -32,7 +32,7 @@ def new_pod(world: World, **container: Any) -> Object:
     return pod
 
 
-def test_a_rollout_is_told_and_the_old_pods_serve() -> None:
+def test_a_rollout_is_reported_while_old_pods_serve() -> None:
     """Progressing while pods are replaced; Ready and Available stay."""
     world = rolling()
     new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
@@ -52,10 +52,10 @@ def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> Non
     assert plan.requeue_after_s == pytest.approx(LOOK_AGAIN_S), "its events may say that a node is being made"
     world.now += 60
     world.settle()
-    found = world.condition(C.PROGRESSING)
-    assert (found.status, found.reason) == ("False", "NoCapacity")
-    assert "maxUnavailable: 1" in found.message
-    assert "insufficient nvidia.com/gpu" in found.message
+    progressing = world.condition(C.PROGRESSING)
+    assert (progressing.status, progressing.reason) == ("False", "NoCapacity")
+    assert "maxUnavailable: 1" in progressing.message
+    assert "insufficient nvidia.com/gpu" in progressing.message
     assert world.reason(C.READY) == "True/EndpointReady"
 
 
@@ -95,30 +95,30 @@ def test_no_room_for_the_first_pod_does_not_speak_of_old_ones() -> None:
 
 
 def test_an_image_that_cannot_be_pulled_is_named_while_the_old_pods_serve() -> None:
-    """At once, not only at the deadline."""
+    """The condition says so at once, not only at the deadline."""
     world = rolling()
     new_pod(world, state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}})
     world.settle()
-    found = world.condition(C.PROGRESSING)
-    assert (found.status, found.reason) == ("False", "Stalled")
-    assert "cannot pull i:1" in found.message
-    assert "old pods serve on" in found.message
+    progressing = world.condition(C.PROGRESSING)
+    assert (progressing.status, progressing.reason) == ("False", "Stalled")
+    assert "cannot pull i:1" in progressing.message
+    assert "old pods serve on" in progressing.message
     assert world.reason(C.READY) == "True/EndpointReady"
 
 
 def test_a_crashing_pod_says_its_last_lines() -> None:
-    """In the pod's own words, without a right to read logs; and without a count that would change at every crash."""
+    """The message has the pod's last lines, without a right to read logs, and no count that changes at every crash."""
     world = rolling()
     ended = {"exitCode": 1, "reason": "Error", "message": "loading\nModelNotFound: /models/x"}
     waiting = {"reason": "CrashLoopBackOff"}
     pod = new_pod(world, restartCount=3, state={"waiting": waiting}, lastState={"terminated": ended})
     world.settle()
-    found = world.condition(C.PROGRESSING)
-    assert (found.status, found.reason) == ("False", "Stalled")
-    assert "ModelNotFound: /models/x" in found.message
+    progressing = world.condition(C.PROGRESSING)
+    assert (progressing.status, progressing.reason) == ("False", "Stalled")
+    assert "ModelNotFound: /models/x" in progressing.message
     pod["status"]["containerStatuses"][0]["restartCount"] = 4
     world.settle()
-    assert world.condition(C.PROGRESSING).message == found.message
+    assert world.condition(C.PROGRESSING).message == progressing.message
 
 
 def test_restarts_of_last_month_are_no_crash_today() -> None:
@@ -192,7 +192,7 @@ def test_two_pods_of_a_node_that_shut_down_are_no_row() -> None:
 
 
 def test_the_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
-    """Where nothing serves, Ready and Available carry the cause."""
+    """Ready and Available have the cause if no pod serves."""
     world = World(manifest())
     world.settle()
     new_pod(world, state={"waiting": {"reason": "ErrImagePull", "message": "no such host"}})
@@ -403,17 +403,17 @@ def test_a_revert_to_a_retained_replica_set_is_complete_only_once_its_pods_are_a
     assert world.reason(C.UPDATED) == "True/UpToDate"
 
 
-@pytest.mark.parametrize(("asked", "stored"), [("100m", "100000000n"), ("1500m", "1500000u"), ("1e3", "1k")])
-def test_every_spelling_of_a_quantity_is_known(asked: str, stored: str) -> None:
+@pytest.mark.parametrize(("written", "stored"), [("100m", "100000000n"), ("1500m", "1500000u"), ("1e3", "1k")])
+def test_every_spelling_of_a_quantity_is_known(written: str, stored: str) -> None:
     """The API server stores quantities in a spelling of its own: an idle service is not applied again."""
-    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": asked}}}))
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": written}}}))
     world.serve()
     container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
     container["resources"]["limits"] = {"cpu": stored}
     assert not world.reconcile().apply
 
 
-def test_a_rollout_that_ends_under_a_spec_that_is_not_applied_is_told() -> None:
+def test_a_rollout_that_ends_under_a_refused_spec_is_reported() -> None:
     """Progressing stayed True/RollingOut for ever, and what the figures say stood still, while the pods served on."""
     world = rolling(profiling={"mode": "Skip"})
     world.settle()
@@ -427,7 +427,7 @@ def test_a_rollout_that_ends_under_a_spec_that_is_not_applied_is_told() -> None:
     assert world.reason(C.PROGRESSING) == "False/Stalled"
     assert "names /x of the node" in world.condition(C.PROGRESSING).message
     assert world.reason(C.GOODPUT_HEALTHY) == "Unknown/MetricsUnavailable"
-    assert len({each.observed_generation for each in world.observed().status.conditions}) == 1
+    assert len({condition.observed_generation for condition in world.observed().status.conditions}) == 1
 
 
 def test_nothing_stands_still_under_a_spec_that_cannot_be_read() -> None:
@@ -439,4 +439,4 @@ def test_nothing_stands_still_under_a_spec_that_cannot_be_read() -> None:
     world.settle()
     assert world.reason(C.PROGRESSING) == "Unknown/Pending"
     assert world.reason(C.READY) == "True/EndpointReady"
-    assert len({each.observed_generation for each in world.observed().status.conditions}) == 1
+    assert len({condition.observed_generation for condition in world.observed().status.conditions}) == 1

@@ -52,16 +52,16 @@ def state(tokens: int = 0, *, started_at: float = START, **fields: Any) -> Runti
 
 def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tuple[History, float]:
     """A history of snapshots `every_s` apart, and the time of the last."""
-    history, now = History(), START
+    history, at = History(), START
     for step, states in enumerate(steps):
-        now = START + step * every_s
-        history = record(history, states, NAMES, len(states), now, WINDOW_S)
-    return history, now
+        at = START + step * every_s
+        history = record(history, states, NAMES, len(states), at, WINDOW_S)
+    return history, at
 
 
 def tokens_in_window(steps: list[dict[str, RuntimeState]]) -> float | None:
-    history, now = watched(steps)
-    current = windows(history, now, WINDOW_S).current
+    history, at = watched(steps)
+    current = windows(history, at, WINDOW_S).current
     return current.output_tokens if current is not None else None
 
 
@@ -71,16 +71,16 @@ def test_goodput_is_summed_over_pods() -> None:
 
 
 def test_a_look_that_is_taken_in_parts_is_one_look() -> None:
-    """The pods of a large service are counted some at a time; nobody's figures hang on that."""
+    """The pods of a large service are counted in batches, which does not affect the figures."""
     whole = parts = History()
     for step in range(10):
-        now = START + step * 10
+        at = START + step * 10
         states = {name: state(number * step) for number, name in enumerate("abcde")}
-        whole = record(whole, states, NAMES, 5, now, WINDOW_S)
+        whole = record(whole, states, NAMES, 5, at, WINDOW_S)
         for names in ("ab", "cd", "e"):
-            parts = record(parts, {name: states[name] for name in names}, NAMES, 5, now, WINDOW_S)
+            parts = record(parts, {name: states[name] for name in names}, NAMES, 5, at, WINDOW_S)
     assert parts == whole
-    assert windows(parts, now, WINDOW_S) == windows(whole, now, WINDOW_S)
+    assert windows(parts, at, WINDOW_S) == windows(whole, at, WINDOW_S)
 
 
 def test_a_restarted_pod_loses_nothing_and_counts_nothing_twice() -> None:
@@ -111,18 +111,18 @@ def test_a_pod_that_starts_while_we_watch_counts_from_its_first_token() -> None:
 
 def test_there_are_no_figures_before_a_whole_window() -> None:
     """Half a window would be noise."""
-    history, now = watched([{"a": state(10 * i)} for i in range(4)])
-    assert windows(history, now, WINDOW_S) == FigureWindows()
+    history, at = watched([{"a": state(10 * i)} for i in range(4)])
+    assert windows(history, at, WINDOW_S) == FigureWindows()
 
 
 def test_the_window_before_is_its_own() -> None:
     """Two windows, each with its own sum: what hysteresis stands on."""
     steps = [{"a": state(10 * min(i, 6) + 100 * max(0, i - 6))} for i in range(13)]
-    history, now = watched(steps)
-    found = windows(history, now, WINDOW_S)
-    assert found.current is not None
-    assert found.previous is not None
-    assert (found.previous.output_tokens, found.current.output_tokens) == (60, 600)
+    history, at = watched(steps)
+    result = windows(history, at, WINDOW_S)
+    assert result.current is not None
+    assert result.previous is not None
+    assert (result.previous.output_tokens, result.current.output_tokens) == (60, 600)
 
 
 def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
@@ -153,7 +153,7 @@ def test_names_that_a_pod_makes_up_are_not_kept() -> None:
     assert len(history.pods["a"][1]) <= 3
 
 
-def test_a_name_that_leaves_the_spec_leaves_the_figures_and_begins_anew() -> None:
+def test_a_name_that_returns_to_the_spec_starts_from_zero() -> None:
     """What was counted before it went counts neither as gained nor as lost when it comes back."""
     other, history = names_of(manifest(sloClasses=[{"name": "other", "tpot": "50ms"}])), History()
     for i in range(20):
@@ -174,24 +174,24 @@ def test_a_service_of_any_shape_has_names() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.booleans()), min_size=14, max_size=40))
 def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool]]) -> None:
-    """Whatever a pod does, the sum never exceeds what it produced and misses only what nobody could see."""
+    """Whatever a pod does, the sum never exceeds what it produced and misses only what no report showed."""
     history, process, count, produced, unseen = History(), START, 0, 0, 0
     for step, (restarts, gained, answers) in enumerate(steps):
-        now = START + 10.0 * step
+        at = START + 10.0 * step
         if restarts and step:
             unseen += count - seen_of(history, process)
-            process, count = now - 1, 0
+            process, count = at - 1, 0
         count, produced = count + gained, produced + gained
         states = {"a": state(count, started_at=process)} if answers else {}
-        history = record(history, states, NAMES, 1, now, WINDOW_S)
+        history = record(history, states, NAMES, 1, at, WINDOW_S)
     total = history.snapshots[-1].totals.get(("output_tokens",), 0.0)
     assert produced - unseen - (count - seen_of(history, process)) == total
 
 
 def seen_of(history: History, process: float) -> int:
     """What that process of the pod had counted when it last answered."""
-    found = history.pods.get("a")
-    return int(found[1].get(("output_tokens",), 0)) if found is not None and found[0] == process else 0
+    result = history.pods.get("a")
+    return int(result[1].get(("output_tokens",), 0)) if result is not None and result[0] == process else 0
 
 
 def test_percentiles_come_from_merged_histograms() -> None:
@@ -206,8 +206,8 @@ def test_percentiles_come_from_merged_histograms() -> None:
         )
 
     steps = [{"a": state(slo_classes=[chat(fast, i)]), "b": state(slo_classes=[chat(slow, i)])} for i in range(9)]
-    history, now = watched(steps)
-    figures = windows(history, now, WINDOW_S).current
+    history, at = watched(steps)
+    figures = windows(history, at, WINDOW_S).current
     assert figures is not None
     counts = figures.slo_classes["chat"].tpot_counts
     assert sum(counts) == 600
@@ -215,20 +215,20 @@ def test_percentiles_come_from_merged_histograms() -> None:
     assert (percentile_s(counts, TPOT_BUCKETS_S, 0.999) or 0) > TPOT_BUCKETS_S[15]
 
 
-def test_requests_that_clients_gave_up_are_told_apart() -> None:
-    """A class in which everybody gives up in time has no attainment, and still shows why."""
+def test_requests_that_clients_aborted_are_counted_apart() -> None:
+    """A class whose clients all leave in time has no attainment, and still shows why."""
     empty = HistogramState(counts=[])
 
     def pods(i: int) -> dict[str, RuntimeState]:
         slo = SLOClassState(name="chat", finished=0, attained=0, aborted=10 * i, tpot=empty, ttft=empty)
         return {"a": state(slo_classes=[slo]), "b": state(slo_classes=[slo])}
 
-    history, now = watched([pods(i) for i in range(9)])
-    figures = windows(history, now, WINDOW_S).current
+    history, at = watched([pods(i) for i in range(9)])
+    figures = windows(history, at, WINDOW_S).current
     spec = SpeculativeServiceSpec.model_validate(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}])["spec"])
-    (told,) = slo_classes(spec, figures)
-    assert (told.requests, told.attainment_percent) == (0, "")
-    assert told.aborted == 120
+    (slo_class,) = slo_classes(spec, figures)
+    assert (slo_class.requests, slo_class.attainment_percent) == (0, "")
+    assert slo_class.aborted == 120
 
 
 def test_acceptance_is_accepted_over_tried_summed() -> None:
@@ -242,10 +242,10 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
         draft = DrafterReport(name="pld", loaded=True, **scaled)
         return state(1000 * i, drafters=[draft], draft_length_steps=[10 * i, 40 * i])
 
-    history, now = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
+    history, at = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
     world = World(manifest())
     world.serve()
-    world.figures = windows(history, now, WINDOW_S)
+    world.figures = windows(history, at, WINDOW_S)
     plan = world.reconcile()
     assert plan.status.summary is not None
     assert plan.status.summary.acceptance == "82%"
@@ -257,10 +257,10 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
 def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
     """One that does not pay is explored now and then; a window without a trial does not make it unknown."""
     tried_once = DrafterReport(name="pld", loaded=True, tried=20, accepted=5, request_steps=10)
-    history, now = watched([{"a": state(0)}, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
+    history, at = watched([{"a": state(0)}, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
     world = World(manifest())
     world.serve()
-    world.figures = windows(history, now, WINDOW_S)
+    world.figures = windows(history, at, WINDOW_S)
     (draft,) = world.reconcile().status.drafts
     assert (draft.acceptance_rate, draft.accepted_length, draft.share_percent) == ("0.25", "1.5", "0")
 
@@ -280,8 +280,8 @@ def test_speedup_is_measured_over_several_windows() -> None:
             speedup=SpeedupState(baseline_tokens=min(i, 5), baseline_s=1.0, speculative_tokens=9, speculative_s=1.0),
         )
 
-    history, now = watched([{"a": probed(i)} for i in range(13)])
-    current = windows(history, now, WINDOW_S).current
+    history, at = watched([{"a": probed(i)} for i in range(13)])
+    current = windows(history, at, WINDOW_S).current
     assert current is not None
     assert current.baseline_tokens == 5
 

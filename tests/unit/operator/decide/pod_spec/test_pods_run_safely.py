@@ -14,13 +14,13 @@ from tests.unit.operator.decide.world import EAGLE, SETTINGS, World, gpu_node, m
 def template(**spec: Any) -> Object:
     world = World(manifest(**spec), nodes=(gpu_node("a", "NVIDIA-L4"),))
     world.settle()
-    found: Object = world.deployment()["spec"]["template"]
-    return found
+    result: Object = world.deployment()["spec"]["template"]
+    return result
 
 
 def container(**spec: Any) -> Object:
-    found: Object = template(**spec)["spec"]["containers"][0]
-    return found
+    result: Object = template(**spec)["spec"]["containers"][0]
+    return result
 
 
 def test_pods_run_without_privileges() -> None:
@@ -44,7 +44,7 @@ def test_where_the_platform_assigns_users_pods_name_none(kind: str) -> None:
         world.settle()
         world.roll_out()
         world.settle()
-        (child,) = [document for (found, _), document in world.objects.items() if found == kind]
+        (child,) = [document for (result, _), document in world.objects.items() if result == kind]
         security = child["spec"]["template"]["spec"]["securityContext"]
         assert security["runAsNonRoot"] is True
         assert ({"runAsUser", "runAsGroup", "fsGroup"} & set(security) == set()) is assigned
@@ -84,9 +84,9 @@ def test_models_on_claims_are_mounted_read_only_where_the_runtime_looks() -> Non
     claim = {"pvc": {"claimName": "models", "path": "a/b"}}
     draft = {**EAGLE, "eagle": {"model": {"name": "org/eagle", "source": claim}}}
     mounts = container(target={"name": "m", "source": claim}, draftPool=[draft])["volumeMounts"]
-    found = {m["mountPath"]: m.get("readOnly") for m in mounts}
-    assert found["/var/lib/outrider/models/target"] is True
-    assert found["/var/lib/outrider/models/draft-eagle"] is True
+    result = {m["mountPath"]: m.get("readOnly") for m in mounts}
+    assert result["/var/lib/outrider/models/target"] is True
+    assert result["/var/lib/outrider/models/draft-eagle"] is True
 
 
 @pytest.mark.parametrize("name", ["target", "cache"])

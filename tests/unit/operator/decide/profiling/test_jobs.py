@@ -25,10 +25,10 @@ def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(m
     world = started()
     world.finish_job(world.jobs()[0], message, exit_code=exit_code, reason="Error")
     world.settle()
-    found = world.condition(C.PROFILES_READY)
-    assert (found.status, found.reason) == ("False", "Failed")
-    assert message.split("\n")[-1] in found.message
-    assert "outrider.dev/reprofile" in found.message
+    ready = world.condition(C.PROFILES_READY)
+    assert (ready.status, ready.reason) == ("False", "Failed")
+    assert message.split("\n")[-1] in ready.message
+    assert "outrider.dev/reprofile" in ready.message
     assert world.jobs() == []
     world.now += 3600
     world.settle()
@@ -101,9 +101,9 @@ def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
     world = started(draftPool=[PLD, EAGLE])
     world.measure(world.jobs()[0], failing={"eagle": "VocabularyMismatch"})
     world.settle()
-    found = world.condition(C.PROFILES_READY)
-    assert (found.status, found.reason) == ("False", "VocabularyMismatch")
-    assert "eagle" in found.message
+    ready = world.condition(C.PROFILES_READY)
+    assert (ready.status, ready.reason) == ("False", "VocabularyMismatch")
+    assert "eagle" in ready.message
     assert [(d.name, d.profiled) for d in world.observed().status.drafts] == [("pld", True), ("eagle", False)]
     assert world.observed().status.drafts[1].reason
 

@@ -99,9 +99,9 @@ def test_where_a_self_drafting_target_pays_is_in_the_status() -> None:
     world = World(manifest())
     world.patch(draftPool=[SPARSE])
     world.serve()
-    (found,) = world.observed().status.profiles[0].long_contexts
-    assert found.drafter == "self"
-    assert [one.requests for one in found.break_even] == [1, 4, 16, 64]
+    (status,) = world.observed().status.profiles[0].long_contexts
+    assert status.drafter == "self"
+    assert [entry.requests for entry in status.break_even] == [1, 4, 16, 64]
 
 
 def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
@@ -111,26 +111,26 @@ def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
     assert request is not None
     said = result(request, rfc3339(world.now))
     step = ProfileStepCost(per_context_token_s=1e-6, per_batched_token_s=2e-5, constant_s=0.01)
-    told = {
+    fields = {
         "most_requests": 32,
         "request_tokens": 131072,
         "kv_tokens": 10**6,
         "costs": {ProfileExecutionMode.UNIFORM: step},
     }
-    target = said.target.model_copy(update=told) if said.target is not None else None
+    target = said.target.model_copy(update=fields) if said.target is not None else None
     draft = said.drafters[0].model_copy(update={"cost": step, "budget_tokens": 1040, "most_requests": 32})
     world.finish_job(world.jobs()[0], ProfilingResult(target=target, drafters=[draft]).model_dump_json(by_alias=True))
     world.settle()
-    (found,) = world.observed().status.profiles[0].long_contexts
+    (status,) = world.observed().status.profiles[0].long_contexts
     blocks = {"self": (SparseSelf(), Speculation().max_draft_tokens)}
     report = as_json(Profile(target, [draft], self_drafting=blocks))["longContexts"]["self"]
-    assert {str(one.requests): one.context_tokens for one in found.break_even} == report["breakEvenTokens"]
+    assert {str(entry.requests): entry.context_tokens for entry in status.break_even} == report["breakEvenTokens"]
     assert report["breakEvenTokens"].keys() == {"1", "4", "16"}
-    assert found.inflection_tokens == report["inflectionTokens"]
+    assert status.inflection_tokens == report["inflectionTokens"]
 
 
 def test_a_profile_that_says_that_steps_are_free_is_measured_again() -> None:
-    """Whoever edits it by hand, or an older release: what cannot be is as good as not measured."""
+    """Users or an older release may write nonsense: an impossible measurement counts as missing."""
     world = started(draftPool=[SPARSE])
     world.measure(world.jobs()[0])
     world.settle()
@@ -159,8 +159,8 @@ def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:
 
 
 def test_a_profile_is_read_once_in_a_decision_and_never_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 kB of failures each was read anew wherever the profile was request for: a third of a second for a look, in
-    which all other services waited."""
+    """A profile with 200 kB of failures was parsed at each use: a third of a second per reconcile, in which all other
+    services waited."""
     world = World(manifest())
     world.serve()
     data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]

@@ -1,4 +1,4 @@
-"""Where a profiling Job finds a node, and what it waits for."""
+"""Nodes for profiling Jobs, and reasons why a Job waits."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_a_quota_that_forbids_the_jobs_pod_is_named() -> None:
     (job,) = world.jobs()
     world.warnings = {job: f'FailedCreate: Error creating: pods "{job}-x7k2p" is forbidden: exceeded quota: few'}
     plan = world.settle()
-    found = world.condition(C.PROFILES_READY)
-    assert (found.status, found.reason) == ("False", "Learning")
-    assert "exceeded quota: few" in found.message
-    assert "x7k2p" not in found.message, "the next attempt has another name"
+    ready = world.condition(C.PROFILES_READY)
+    assert (ready.status, ready.reason) == ("False", "Learning")
+    assert "exceeded quota: few" in ready.message
+    assert "x7k2p" not in ready.message, "the next attempt has another name"
     assert plan.requeue_after_s is not None, "no watch event tells of it"
 
 
 def test_a_job_that_finds_no_room_means_learning() -> None:
-    """All GPUs may be taken by those who serve: that is no failure, however long it lasts."""
+    """Serving pods may use all GPUs: that is no failure, however long it lasts."""
     world = started(accelerator={"products": ["NVIDIA-L4"]}, nodes=(gpu_node("a", "NVIDIA-L4", 1),))
     job = world.jobs()[0]
     pod = unschedulable(world, "job-pod", world.now)
@@ -113,7 +113,7 @@ def test_a_pod_that_cannot_start_does_not_keep_its_hardware_from_being_measured(
 
 
 def test_a_pod_that_never_starts_does_not_keep_its_hardware_from_being_measured() -> None:
-    """At most for rollout.progressDeadline."""
+    """A Job waits for starting pods at most for rollout.progressDeadline."""
     world = World(manifest(rollout={"progressDeadline": "5m"}))
     world.settle()
     world.roll_out(ready=False)
@@ -127,9 +127,9 @@ def test_without_a_node_of_the_product_there_is_a_deployment_and_a_sentence_but_
     world = started(accelerator={"products": ["NVIDIA-H200"]}, nodes=(CPU_NODE,))
     assert world.deployment()
     assert world.jobs() == []
-    found = world.condition(C.PROFILES_READY)
-    assert found.reason == "NoMatchingNode"
-    assert "nvidia.com/gpu.product=NVIDIA-H200" in found.message
+    ready = world.condition(C.PROFILES_READY)
+    assert ready.reason == "NoMatchingNode"
+    assert "nvidia.com/gpu.product=NVIDIA-H200" in ready.message
 
 
 @pytest.mark.parametrize(
@@ -184,16 +184,17 @@ def test_tolerations_of_many_pods_are_not_held_against_each_node(monkeypatch: py
         return tolerates(toleration, key, value, effect)
 
     monkeypatch.setattr(placement, "_tolerates", counted)
-    given = [{"key": f"other-{number}", "operator": "Exists"} for number in range(16)]
+    extra_tolerations = [{"key": f"other-{number}", "operator": "Exists"} for number in range(16)]
     tainted = replace(gpu_node("a", "NVIDIA-L4"), taints=({"key": "gpu", "effect": "NoSchedule"},))
     world = World(
-        manifest(accelerator={"products": ["NVIDIA-L4"], "tolerations": given}, replicas=100), nodes=(tainted,) * 100
+        manifest(accelerator={"products": ["NVIDIA-L4"], "tolerations": extra_tolerations}, replicas=100),
+        nodes=(tainted,) * 100,
     )
     world.settle()
     world.roll_out()
     pairs.clear()
     decide(world.observed(), world.settings)
-    assert 0 < len(pairs) <= 2 * len(given), "those of the spec, and of one pod"
+    assert 0 < len(pairs) <= 2 * len(extra_tolerations), "those of the spec, and of one pod"
     monkeypatch.undo()
     assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
 

@@ -1,4 +1,4 @@
-"""Profiles and Jobs that several services need: who owns them, and who takes them along."""
+"""Profiles and Jobs that several services share: owner references and deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.operator.decide.world import World, manifest
 
 
 def two_services() -> World:
-    """Of one target and pool, rolled out; their measurement is under way."""
+    """Two services with one target and pool, rolled out, while their measurement runs."""
     world = World(manifest("one"), manifest("two"))
     for name in ("one", "two"):
         world.settle(name)
@@ -45,7 +45,7 @@ def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() ->
 
 
 def test_a_profile_with_as_many_owners_as_it_may_have_is_used_all_the_same() -> None:
-    """From the 204th service on, a profile was too large for the operator, and nobody had one any more."""
+    """A profile of 204 services was too large for the operator, and no service had one any more."""
     world = World(manifest())
     world.serve()
     profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
@@ -60,7 +60,7 @@ def test_a_profile_with_as_many_owners_as_it_may_have_is_used_all_the_same() -> 
 
 
 def test_two_services_that_leave_in_one_moment_take_their_profile_along() -> None:
-    """Each took its own name off: what was left belonged to nobody, and no later service could make it anew."""
+    """Each removed its own reference: the rest had no owner, and no later service could create it again."""
     world = World(manifest("one"), manifest("two"))
     for name in ("one", "two", "one", "two"):
         world.settle(name)
@@ -109,7 +109,7 @@ def test_a_job_is_adopted_by_a_second_service_that_needs_it() -> None:
     assert [o["uid"] for o in owners] == ["uid-one", "uid-two"]
 
 
-def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
+def test_a_job_without_users_is_stopped() -> None:
     """A changed target frees the accelerator, but not while another service still needs the measurement."""
     world = two_services()
     (shared,) = world.jobs()

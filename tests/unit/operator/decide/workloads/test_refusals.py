@@ -1,4 +1,4 @@
-"""What the API server refuses: what hangs on it waits, everything else goes on, and a condition says so."""
+"""Refused writes: dependent objects wait, everything else continues, and a condition reports it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_whatever_is_refused_of_a_new_service_is_named(kind: str) -> None:
 
 
 def test_a_service_may_be_called_like_a_profile() -> None:
-    """Whose a refusal is was guessed by the name: a refused Deployment of this service was nobody's."""
+    """The component of a refusal was guessed by the name: a refused Deployment belonged to none."""
     name = "outrider-profile-a"
     world = World(manifest(name))
     world.refuse(of_kind(DEPLOYMENT), "no, and here is why")
@@ -110,7 +110,7 @@ def test_a_service_may_be_called_like_a_profile() -> None:
 @pytest.mark.parametrize(
     ("service", "reason"), [({}, "False/ChildRejected"), ({"paused": True}, "False/Learning")], ids=["asked", "paused"]
 )
-def test_a_refused_job_is_told_where_profiles_are(service: dict[str, Any], reason: str) -> None:
+def test_a_refused_job_is_reported_with_the_profiles(service: dict[str, Any], reason: str) -> None:
     """It makes no spec invalid: the pods serve, and learn online."""
     world = World(manifest())
     world.refuse(of_kind(JOB), "exceeded quota: count/jobs.batch")
@@ -128,7 +128,7 @@ def test_a_refused_job_is_told_where_profiles_are(service: dict[str, Any], reaso
 
 
 def test_a_measurement_that_cannot_be_stored_is_no_profile() -> None:
-    """A quota, or an object of that name that somebody else made: pods mount nothing, and the status said Profiled."""
+    """A quota, or an object of that name of another owner: pods mount nothing, and the status said Profiled."""
     world = World(manifest())
     world.settle()
     world.roll_out()
@@ -191,7 +191,7 @@ def test_an_apply_names_the_very_object_that_was_seen() -> None:
     assert document["metadata"]["uid"] == world.deployment()["metadata"]["uid"]
 
 
-def test_a_deployment_that_admission_rewrites_serves_and_is_told_of() -> None:
+def test_a_deployment_that_admission_changes_serves_and_is_reported() -> None:
     """A policy of the cluster sets imagePullPolicy: its platform team wants that, and the user is to know."""
     world = World(manifest())
     world.serve()
