@@ -15,12 +15,14 @@ import math
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from block_head import checkpoint as block_checkpoint
+from block_head.head import BlockHead
 from eagle3 import checkpoint
 from eagle3.head import Head
 from eagle3.target import Answer, Target
@@ -29,7 +31,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as lookup
 
-from bench.record import beams, chains
+from bench.record import beams, blocks, chains
 from bench.record.parts import Part, joined, parts, trees_joined
 from bench.record.prompts import GROUPS, by_group
 from setup.drafts import EAGLE, FIRST_LAYERS
@@ -40,11 +42,13 @@ LOOKUP = {"min_ngram": 2, "max_ngram": 4, "max_model_len": 1 << 20, "k": DEPTH}
 """The settings of examples/smollm2-cpu.yaml."""
 WINDOWS = {"sparse": (4, 64)}
 """Sparse self-speculation: the first tokens and the last ones that the target sees while it drafts."""
+DRAFTERS = ("lookup", "eagle", "draft", *WINDOWS)
 
 
 class Models(NamedTuple):
     target: Target
     head: Head
+    block: BlockHead | None
     draft: PreTrainedModel
 
 
@@ -54,7 +58,7 @@ class Proposals(NamedTuple):
     depth: np.ndarray
     """(M,) leading proposals that the target agreed with."""
     proposed: np.ndarray
-    """(M,)"""
+    """(M,) A block head proposes fewer than DEPTH."""
     confidence: np.ndarray
     """(M, DEPTH)"""
 
@@ -65,6 +69,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=24, help="prompts of each of the three groups (default 24)")
     parser.add_argument("--length", type=int, default=128, help="positions of an answer (default 128)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further part after so many")
+    parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=DRAFTERS, help="some drafters; beams with all")
+    parser.add_argument("--block-head", type=Path, metavar="FOLDER", help="record this block head, too")
     parser.add_argument("--parts", type=Path, default=Path(".outrider/recording"), metavar="FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the recording, .npz")
     options = parser.parse_args()
@@ -72,35 +78,36 @@ def main() -> int:
     all_parts = list(parts(by_group(options.prompts, options.count)))
     options.parts.mkdir(parents=True, exist_ok=True)
     missing = [part for part in all_parts if not part.file(options.parts).exists()]
-    models = _models() if missing else None
+    models = _models(options.block_head) if missing else None
     for number, part in enumerate(missing):
         if time.monotonic() > until or models is None:
             print(f"{len(missing) - number} of {len(all_parts)} parts are left; the same command goes on with them")
             return 1
-        _write(part, models, options.length, options.parts)
+        _write(part, models, options.only, options.length, options.parts)
     recording = joined([load(part.file(options.parts)) for part in all_parts], tuple(GROUPS))
     recording.save(options.output)
     print(f"{options.output}: {recording.answers} answers, {recording.start[-1]} positions")
     return 0
 
 
-def _models() -> Models:
+def _models(block_head: Path | None) -> Models:
     target = Target(FOLDER, "cpu")
     target.model.float()  # as fast as bfloat16 or faster on most CPUs, and equal on all
-    head = checkpoint.load(EAGLE, target).float()
-    return Models(target, head, AutoModelForCausalLM.from_pretrained(FIRST_LAYERS, dtype=torch.float32).eval())
+    return Models(
+        target,
+        checkpoint.load(EAGLE, target).float(),
+        None if block_head is None else block_checkpoint.load(block_head, target).float(),
+        AutoModelForCausalLM.from_pretrained(FIRST_LAYERS, dtype=torch.float32).eval(),
+    )
 
 
-def _write(part: Part, models: Models, length: int, folder: Path) -> None:
+def _write(part: Part, models: Models, drafters: Collection[str], length: int, folder: Path) -> None:
     """Sampled alike whichever parts were made before it."""
     torch.manual_seed(zlib.crc32(part.name.encode()))
     prompts = [models.target.encode(text) for text in part.prompts]
     answers = models.target.write(prompts, length + DEPTH + 1, part.temperature)
     long = [answer for answer in answers if len(answer.tokens) - answer.prompt > 2 * DEPTH]
-    rows = [
-        Row(part.group, part.temperature, answer.prompt, _proposals(models, answer), _trees(models, answer))
-        for answer in long
-    ]
+    rows = [_row(part, models, answer, drafters) for answer in long]
     partial = part.file(folder).with_suffix(".partial.npz")
     _recording(rows, [part.group]).save(partial)
     partial.rename(part.file(folder))
@@ -112,17 +119,43 @@ class Row(NamedTuple):
     temperature: float
     prompt: int
     proposals: Mapping[str, Proposals]
-    trees: Trees
+    trees: Trees | None
     """Beams of the head."""
 
 
-def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
+def _row(part: Part, models: Models, answer: Answer, drafters: Collection[str]) -> Row:
+    trees = _trees(models, answer) if len(drafters) == len(DRAFTERS) else None
+    return Row(part.group, part.temperature, answer.prompt, _proposals(models, answer, drafters), trees)
+
+
+def _proposals(models: Models, answer: Answer, drafters: Collection[str]) -> dict[str, Proposals]:
     """Return the proposals at each position whose next DEPTH tokens are known. The first
     token of the answer comes from the prefill."""
     tokens, last = answer.tokens, len(answer.tokens) - DEPTH - 1
     count = last - answer.prompt
     target_tokens = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
-    by_drafter = {"lookup": _looked_up(tokens.numpy(), answer.prompt, target_tokens)}
+    by_drafter = dict[str, Proposals]()
+    if "lookup" in drafters:
+        by_drafter["lookup"] = _looked_up(tokens.numpy(), answer.prompt, target_tokens)
+    if "eagle" in drafters:
+        by_drafter |= {name: _judged(made, target_tokens) for name, made in _of_eagle(models, answer, count)}
+    text = tokens[:last]
+    if "draft" in drafters:
+        made = chains.of_model(models.draft, text, answer.prompt, count, DEPTH, chains.everything)
+        by_drafter["draft"] = _judged(made, target_tokens)
+    for name, (sinks, window) in WINDOWS.items():
+        if name in drafters:
+            visible = chains.sinks_and_window(sinks, window)
+            made = chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible)
+            by_drafter[name] = _judged(made, target_tokens)
+    if models.block is not None:
+        made = blocks.of_block_head(models.block, models.target, answer, count)
+        by_drafter["block"] = _judged(made, target_tokens)
+    return by_drafter
+
+
+def _of_eagle(models: Models, answer: Answer, count: int) -> Iterator[tuple[str, chains.Chains]]:
+    """The head's chains, by how much of the text it has read."""
     coverages = {
         "eagle": chains.everything,
         "eagle/no-prompt": chains.without_prompt(answer.prompt),
@@ -130,18 +163,9 @@ def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
     }
     for name, visible in coverages.items():
         made = chains.of_head(
-            models.head, models.target.embed, tokens, answer.fused, answer.prompt - 1, count, DEPTH, visible
+            models.head, models.target.embed, answer.tokens, answer.fused, answer.prompt - 1, count, DEPTH, visible
         )
-        by_drafter[name] = _judged(made, target_tokens)
-    text = tokens[:last]
-    made = chains.of_model(models.draft, text, answer.prompt, count, DEPTH, chains.everything)
-    by_drafter["draft"] = _judged(made, target_tokens)
-    for name, (sinks, window) in WINDOWS.items():
-        visible = chains.sinks_and_window(sinks, window)
-        by_drafter[name] = _judged(
-            chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), target_tokens
-        )
-    return by_drafter
+        yield name, made
 
 
 def _trees(models: Models, answer: Answer) -> Trees:
@@ -168,8 +192,10 @@ def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _judged(made: chains.Chains, target_tokens: Tensor) -> Proposals:
-    agreed = (made.tokens == target_tokens).int().cumprod(1).sum(1)
-    return Proposals(agreed.numpy(), np.full(len(agreed), DEPTH), quantised(made.confidence.numpy()))
+    length = made.tokens.shape[1]
+    agreed = (made.tokens == target_tokens[:, :length]).int().cumprod(1).sum(1)
+    confidence = np.pad(quantised(made.confidence.numpy()), ((0, 0), (0, DEPTH - length)))
+    return Proposals(agreed.numpy(), np.full(len(agreed), length), confidence)
 
 
 def _looked_up(tokens: np.ndarray, prompt: int, target_tokens: Tensor) -> Proposals:
@@ -195,7 +221,7 @@ def _match_length(text: np.ndarray) -> int:
 
 def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
     lengths = [len(next(iter(row.proposals.values())).depth) for row in rows]
-    names = list(rows[0].proposals)
+    names, trees = list(rows[0].proposals), [row.trees for row in rows if row.trees is not None]
 
     def column(field: str) -> np.ndarray:
         return np.stack([np.concatenate([getattr(row.proposals[name], field) for row in rows]) for name in names])
@@ -210,7 +236,7 @@ def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
         depth=column("depth").astype(np.int8),
         proposed=column("proposed").astype(np.int8),
         confidence=column("confidence").astype(np.int8),
-        trees={"eagle": trees_joined([row.trees for row in rows])},
+        trees={"eagle": trees_joined(trees)} if trees else {},
     )
 
 
