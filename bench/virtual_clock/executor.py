@@ -16,7 +16,7 @@ from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device, DeviceStep
 from outrider_runtime.simulate.replay.engine import Log, OnDevice
-from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, Books
+from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, RequestStates
 from outrider_runtime.simulate.replay.workload import Ints
 from outrider_runtime.vllm_plugin.device_ranking import verification_lengths
 from outrider_runtime.vllm_plugin.messages import (
@@ -113,56 +113,56 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def _run(self, output: SchedulerOutput) -> Output:
         names = list(output.num_scheduled_tokens)
-        books = self.device.requests.of(np.array([int(name) for name in names], np.int64))
+        states = self.device.requests.of(np.array([int(name) for name in names], np.int64))
         tokens = np.array(list(output.num_scheduled_tokens.values()), np.int64)
         places = np.array([len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names], np.int64)
         order = attached_order(output)
-        kept = self._kept(books, tokens, places, order)
+        kept = self._kept(states, tokens, places, order)
         tokens = tokens - places + kept
-        plan, fed = self._plan(output, books, tokens) if order is None else self._ordered(order, books, tokens)
+        plan, fed = self._plan(output, states, tokens) if order is None else self._ordered(order, states, tokens)
         proposals = self.device.proposals
-        verified = np.minimum(kept, proposals.length[books.rows])
-        ran = self.device.run(books, tokens, kept, proposals.accepted(books.rows, kept), plan, fed)
+        verified = np.minimum(kept, proposals.length[states.rows])
+        ran = self.device.run(states, tokens, kept, proposals.accepted(states.rows, kept), plan, fed)
         if self._on_device and plan.draft_tokens:
-            log_odds = proposals.log_odds(books.rows, plan.draft_tokens)
-            self._on_device.step(books.rows, ran.accepted, kept, log_odds)
+            log_odds = proposals.log_odds(states.rows, plan.draft_tokens)
+            self._on_device.step(states.rows, ran.accepted, kept, log_odds)
         began_s = max(self.clock.now_s, self._free_at)
         self._free_at = began_s + ran.seconds
         self._note(ran, len(names), int(verified.sum()))
         made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, _sampled(ran))
-        lengths = self.device.proposals.length[books.rows]
+        lengths = self.device.proposals.length[states.rows]
         self._proposals = DraftTokenIds(names, [[TOKEN] * length for length in lengths.tolist()])
         if order is not None:
             ranked = None if self._acceptance is None or order.verify is None else kept
-            self._tell(made, order, ran, books, ranked)
-            self._rank_next(books, order)
+            self._tell(made, order, ran, states, ranked)
+            self._rank_next(states, order)
         # In asynchronous mode tokens are sent before the drafters run.
         return Output(self.clock, began_s + ran.target_s if self._asynchronous else self._free_at, made)
 
-    def _kept(self, books: Books, tokens: Ints, places: Ints, order: DraftOrder | None) -> Ints:
+    def _kept(self, states: RequestStates, tokens: Ints, places: Ints, order: DraftOrder | None) -> Ints:
         if self._acceptance is not None and order is not None and order.verify is not None:
-            return self._ranked(books, places, order.verify)
+            return self._ranked(states, places, order.verify)
         if self._on_device is None or not places.any():
             return places
-        sampling = int(np.count_nonzero(books.decodes | (tokens == books.todo)))
-        return self._on_device.keep(books.rows, tokens - places, places, sampling)
+        sampling = int(np.count_nonzero(states.decodes | (tokens == states.todo)))
+        return self._on_device.keep(states.rows, tokens - places, places, sampling)
 
-    def _ranked(self, books: Books, places: Ints, order: VerifyOrder) -> Ints:
+    def _ranked(self, states: RequestStates, places: Ints, order: VerifyOrder) -> Ints:
         """(N,): placeholders that the target scores. As `vllm_plugin.device_ranking` chooses them, with its code."""
         assert self._acceptance is not None
-        survival = self._acceptance[books.rows].cumprod(dim=1) * torch.tensor(order.weights)[:, None]
+        survival = self._acceptance[states.rows].cumprod(dim=1) * torch.tensor(order.weights)[:, None]
         caps, forced = torch.tensor(places), torch.tensor(order.forced.astype(np.int64))
         return np.asarray(verification_lengths(survival, caps, forced, order.tokens).numpy(), np.int64)
 
-    def _rank_next(self, books: Books, order: DraftOrder) -> None:
+    def _rank_next(self, states: RequestStates, order: DraftOrder) -> None:
         """Keep what the drafters say of their new proposals, in the worker's own units and by its calibration."""
         if self._acceptance is None or order.calibration is None:
             return
         proposals = self.device.proposals
-        said = proposals.reported_confidence(books.rows, models=True)[:, : order.calibration.intercepts.shape[1]]
-        made = np.vstack([proposals.length[books.rows], proposals.drafter[books.rows], said.T]).astype(np.int8)
-        self._acceptance[books.rows] = 0.0
-        self._acceptance[books.rows, : said.shape[1]] = acceptance(torch.tensor(made), order.calibration)
+        said = proposals.reported_confidence(states.rows, models=True)[:, : order.calibration.intercepts.shape[1]]
+        made = np.vstack([proposals.length[states.rows], proposals.drafter[states.rows], said.T]).astype(np.int8)
+        self._acceptance[states.rows] = 0.0
+        self._acceptance[states.rows, : said.shape[1]] = acceptance(torch.tensor(made), order.calibration)
 
     def _note(self, ran: DeviceStep, requests: int, verified: int) -> None:
         self.log.output_at_s.append(self._free_at)
@@ -174,20 +174,20 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     # -- drafting -----------------------------------------------------------------------------------------------
 
-    def _plan(self, output: SchedulerOutput, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
+    def _plan(self, output: SchedulerOutput, states: RequestStates, tokens: Ints) -> tuple[DraftPlan, Ints]:
         """Stock: one drafter over every request, at the scheduler's length."""
-        count, requests = len(self.device.drafters), len(books.rows)
+        count, requests = len(self.device.drafters), len(states.rows)
         passes, fed = np.zeros(count, np.int64), np.zeros((count, requests), np.int64)
         drafter_order = np.full((1, requests), NOBODY, np.int64)
         if self._drafter is not None and output.num_spec_tokens_to_schedule:
             passes[self._drafter], drafter_order[:] = output.num_spec_tokens_to_schedule, self._drafter
-            missing, _, _ = self.device.caches.columns(books, tokens)
+            missing, _, _ = self.device.caches.columns(states, tokens)
             fed[self._drafter] = missing[self._drafter]
         return DraftPlan(passes, np.ones_like(passes), drafter_order, fed, Purpose.FIXED), fed
 
-    def _ordered(self, order: DraftOrder, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
+    def _ordered(self, order: DraftOrder, states: RequestStates, tokens: Ints) -> tuple[DraftPlan, Ints]:
         """A member that reads and runs, runs over the whole step, and over the gaps that it is to close."""
-        fed = np.zeros((len(order.passes), len(books.rows)), np.int64)
+        fed = np.zeros((len(order.passes), len(states.rows)), np.int64)
         for number in np.flatnonzero(order.passes != IDLE):
             if self.device.drafters[number].reads:
                 fed[number] = tokens
@@ -198,15 +198,15 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return DraftPlan(passes, np.ones_like(passes), drafter_order, fed, Purpose.FIXED), fed
 
     def _tell(
-        self, made: ModelRunnerOutput, order: DraftOrder, ran: DeviceStep, books: Books, ranked: Ints | None
+        self, made: ModelRunnerOutput, order: DraftOrder, ran: DeviceStep, states: RequestStates, ranked: Ints | None
     ) -> None:  # fmt: skip
         """Report as the worker does: in asynchronous scheduling the report on a step's drafting goes with the next
         output. ranked: (N,), what the device chose to verify."""
         proposals = self.device.proposals
         report = DraftReport(
-            order.step, ran.each_draft_s(len(order.passes)), numbers(proposals.length[books.rows]),
-            numbers(proposals.drafter[books.rows]), {gap.drafter: 0.0 for gap in order.gaps},
-            confidence=proposals.reported_confidence(books.rows, models=self._acceptance is not None)[
+            order.step, ran.each_draft_s(len(order.passes)), numbers(proposals.length[states.rows]),
+            numbers(proposals.drafter[states.rows]), {gap.drafter: 0.0 for gap in order.gaps},
+            confidence=proposals.reported_confidence(states.rows, models=self._acceptance is not None)[
                 :, : order.draft_tokens
             ],
         )  # fmt: skip

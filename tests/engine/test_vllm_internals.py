@@ -36,7 +36,7 @@ OVERRIDDEN = {
         "load_draft_model load_model set_eplb_state set_attn init_cudagraph_manager capture observe_verification "
         "prepare_watermarking propose",
     ),
-    "draft_model.DraftModel": (
+    "draft_model_member.DraftModelMember": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator",
         "load_draft_model load_model set_attn _build_attn_metadata propose",
     ),
@@ -45,7 +45,7 @@ OVERRIDDEN = {
         f"{GPU}.spec_decode.adaptive_verification.AdaptiveVerificationManager",
         "add_request batches_to_profile set_initial_cost_curves record_confidences get_num_tokens reallocate_drafts",
     ),
-    "sparse_self.SparseSelf": (
+    "sparse_self_member.SparseSelfMember": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_model set_attn propose"
     ),
     "eagle_head.EagleHead": (f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model"),
@@ -58,7 +58,7 @@ OVERRIDDEN = {
     "eagle_head.FirstPassGraphs": (
         f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager", "dispatch"
     ),
-    "prompt_lookup.PromptLookup": (f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator", "propose"),
+    "prompt_lookup_member.PromptLookupMember": (f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator", "propose"),
     "worker.PoolWorker": ("vllm.v1.worker.gpu_worker.Worker", "init_device load_model determine_available_memory"),
     "cpu_worker.OutriderCPUWorker": (
         "vllm.v1.worker.cpu_worker.CPUWorker", "init_device compile_or_warm_up_model execute_model"
@@ -295,7 +295,13 @@ def test_propose_takes_the_batch_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "ours", ["sparse_self.SparseSelf", "draft_model.DraftModel", "prompt_lookup.PromptLookup", "eagle_head.EagleHead"]
+    "ours",
+    [
+        "sparse_self_member.SparseSelfMember",
+        "draft_model_member.DraftModelMember",
+        "prompt_lookup_member.PromptLookupMember",
+        "eagle_head.EagleHead",
+    ],
 )
 def test_propose_may_be_called_by_keywords(ours: str) -> None:
     """Bug: while it measures memory on a GPU vLLM names what it gives, and the pool passes the names on."""

@@ -72,10 +72,17 @@ class Calibrator:
             return
         drafters, depths = self._intercepts.shape
         drafter, depth = forest.drafter[tried], np.minimum(forest.depth[tried], depths) - 1
-        said, labels = np.nan_to_num(forest.confidence[tried]), accepted[tried]
-        chance = self.acceptance(drafter, depth, said)
+        confidence, labels = np.nan_to_num(forest.confidence[tried]), accepted[tried]
+        chance = self.acceptance(drafter, depth, confidence)
         weight, residual, cells = chance * (1.0 - chance), labels - chance, drafter * depths + depth
-        columns = (np.ones_like(said), weight, weight * said, weight * said**2, residual, residual * said)
+        columns = (
+            np.ones_like(confidence),
+            weight,
+            weight * confidence,
+            weight * confidence**2,
+            residual,
+            residual * confidence,
+        )
         for sums, column in zip(self._sums, columns, strict=True):
             sums += np.bincount(cells, column, drafters * depths).reshape(drafters, depths)
         self._steps += 1

@@ -183,10 +183,10 @@ def _children(trees: Trees, depth: int, place: NDArray[np.int64]) -> NDArray[np.
 
 def _conditional(children: NDArray[np.bool_], odds: NDArray[np.float64]) -> NDArray[np.float64]:
     """(P, WIDTH): the drafter's P(child | the first child is wrong) of each later child; 0 for other nodes."""
-    said, first = _sigmoid(odds), children.argmax(1)
-    doubt = np.maximum(1 - said[np.arange(len(said)), first], 1e-4)
-    conditional = np.where(children, said / doubt[:, None], 0.0)
-    conditional[np.arange(len(said)), first] = 0.0
+    probability, first = _sigmoid(odds), children.argmax(1)
+    doubt = np.maximum(1 - probability[np.arange(len(probability)), first], 1e-4)
+    conditional = np.where(children, probability / doubt[:, None], 0.0)
+    conditional[np.arange(len(probability)), first] = 0.0
     return conditional
 
 
@@ -200,19 +200,19 @@ def later_shares(trees: Trees) -> NDArray[np.float64]:
     Only positions at which the first child was wrong count.
     """
     odds = trees.confidence.astype(np.float64) * (LOG_ODDS / 127)
-    said, took = np.full(trees.parent.shape[2], 1e-9), np.zeros(trees.parent.shape[2])
+    expected, accepted = np.full(trees.parent.shape[2], 1e-9), np.zeros(trees.parent.shape[2])
     place, alive = np.zeros(len(odds), np.int64), np.ones(len(odds), bool)
     for depth in range(odds.shape[1]):
         children, was = _children(trees, depth, place), trees.on_path[:, depth].astype(np.int64)
         trial = alive & children.any(1) & (was != children.argmax(1))
         chance, rank = _conditional(children, odds[:, depth]), _rank(children)
-        for number in range(1, len(said)):
+        for number in range(1, len(expected)):
             of_rank = children & (rank == number) & trial[:, None]
-            said[number] += chance[of_rank].sum()
-            took[number] += (of_rank & (np.arange(len(said)) == was[:, None])).sum()
+            expected[number] += chance[of_rank].sum()
+            accepted[number] += (of_rank & (np.arange(len(expected)) == was[:, None])).sum()
         alive &= was != OFF_PATH
         place = np.where(alive, was, 0)
-    return np.asarray(took / said)
+    return np.asarray(accepted / expected)
 
 
 def _drawn_later(

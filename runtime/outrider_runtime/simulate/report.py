@@ -31,12 +31,12 @@ def print_setting(deployment: Deployment, load: str, out: TextIO) -> None:
 
 def _proposals(deployment: Deployment) -> str:
     shares = deployment.acceptance
-    said = [
+    sources = [
         f"{drafter.name} "
         + ("as recorded" if shares.get(drafter.name) is None else f"lifted to {shares[drafter.name]:g} (synthetic)")
         for drafter in deployment.drafters
     ]
-    return f"recorded from SmolLM2; {', '.join(said) or 'the pool is empty'} (--acceptance)"
+    return f"recorded from SmolLM2; {', '.join(sources) or 'the pool is empty'} (--acceptance)"
 
 
 def print_table(deployment: Deployment, figures: Sequence[PolicyFigures], out: TextIO) -> None:

@@ -86,11 +86,11 @@ def acceptance(made: torch.Tensor, calibration: Calibration | None) -> torch.Ten
     made: the result of `assign_proposals`. calibration: None if unknown; then all real proposals get the same value.
     """
     lengths, proposers, confidence = made[0], made[1].long(), made[2:].T
-    real_ones = torch.arange(confidence.shape[1], device=made.device) < lengths[:, None]
+    is_real = torch.arange(confidence.shape[1], device=made.device) < lengths[:, None]
     if calibration is None:
-        return real_ones * 0.5
+        return is_real * 0.5
     slopes = async_tensor_h2d(calibration.slopes, device=made.device)[proposers]
     intercepts = async_tensor_h2d(calibration.intercepts, device=made.device)[proposers]
-    said = torch.where(confidence == UNKNOWN, 0, confidence) / QUANTA_PER_UNIT
-    chances = torch.sigmoid(slopes[:, None] * said + intercepts).clamp(min=MIN_ACCEPTANCE)
-    return torch.where(real_ones, chances, 0.0)
+    values = torch.where(confidence == UNKNOWN, 0, confidence) / QUANTA_PER_UNIT
+    chances = torch.sigmoid(slopes[:, None] * values + intercepts).clamp(min=MIN_ACCEPTANCE)
+    return torch.where(is_real, chances, 0.0)

@@ -49,7 +49,7 @@ def test_a_good_drafter_is_hosted(folder: Any) -> None:
 
 
 def test_a_window_beyond_what_a_request_may_take_is_left_out_with_both_numbers(folder: Any) -> None:
-    """Without engine.maxModelLen nobody at admission knows how long a request may get."""
+    """Admission does not know the longest request if engine.maxModelLen is not set."""
     target = folder("target", {**LLAMA, "max_position_embeddings": 2048})
     small = draft_model(folder("small", {**LLAMA, "max_position_embeddings": 2048}))
     assert small.draft_model is not None
@@ -160,7 +160,7 @@ def test_another_vocabulary_size_is_named_with_both_sizes(folder: Any) -> None:
 
 
 def test_another_vocabulary_of_the_same_size_is_found(folder: Any) -> None:
-    """Bug: sizes agree, tokens do not: every proposal would be rejected, and nobody would know why."""
+    """Bug: sizes agree, tokens do not: every proposal would be rejected, without a visible reason."""
     target = folder("target", LLAMA, {"a": 0, "b": 1})
     assert "not the same" in dropped(target, draft_model(folder("small", LLAMA, {"a": 1, "b": 0})))
     assert dropped(target, draft_model(folder("same", LLAMA, {"a": 0, "b": 1}))) == ""
@@ -220,7 +220,7 @@ def test_a_head_for_a_target_of_another_width_is_named(folder: Any) -> None:
 
 
 def test_all_drafters_that_load_are_hosted_in_the_pools_order(folder: Any, tmp_path: Path) -> None:
-    """A broken entry takes nobody's place."""
+    """A broken entry takes the place of no other drafter."""
     broken = draft_model(tmp_path / "nowhere", "broken")
     good = eagle(folder("head", EAGLE3), "good")
     other = eagle(folder("other-head", {**EAGLE3, "eagle_aux_hidden_state_layer_ids": [1, 3]}), "other")
@@ -239,7 +239,7 @@ def test_drafter_that_the_engine_lacks_is_dropped_with_a_remedy(folder: Any, tmp
     assert "engine.backend Torch" in pool.dropped["medusa"]
 
 
-def test_vllm_is_told_of_the_head_if_there_is_one() -> None:
+def test_vllm_config_names_the_head_if_there_is_one() -> None:
     """Promise: the target hands out the hidden states that the head reads, wherever it stands in the pool."""
     drafters = (lookup(), draft_model(Path("/small")), eagle(Path("/head")))
     assert HostedPool(hosted=drafters).primary == drafters[2]

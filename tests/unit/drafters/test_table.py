@@ -12,10 +12,10 @@ from tests.engine.engines import TARGET, draft_model, eagle, lookup
 @pytest.mark.parametrize("method", DraftMethod)
 def test_every_method_of_the_api_is_in_the_table(method: DraftMethod) -> None:
     """Bug: a manifest that the API takes, and a pod that ends on it."""
-    found = METHODS[method]
-    both = found.needs_kv and found.needs_hidden
+    method_traits = METHODS[method]
+    both = method_traits.needs_kv and method_traits.needs_hidden
     assert both == (method is DraftMethod.BLOCK), "a cache is fed later, or never; a block drafter's in every step"
-    assert list(found.confidence_edges) == sorted(found.confidence_edges)
+    assert list(method_traits.confidence_edges) == sorted(method_traits.confidence_edges)
 
 
 def test_a_drafter_is_known_by_what_it_needs() -> None:

@@ -13,7 +13,7 @@ from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.recorded_proposals import RecordedProposals
 from outrider_runtime.simulate.replay.replay_caches import ReplayCaches
-from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
+from outrider_runtime.simulate.replay.replay_requests import ReplayRequests, RequestStates, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 from outrider_runtime.simulate.worlds.world import Pass, World
 
@@ -58,70 +58,69 @@ class Device:
         self.proposals.clear(preempted)
 
     def run(
-        self, books: Books, tokens: Ints, verified: Ints, accepted: Ints, plan: DraftPlan, fed: Ints
+        self, states: RequestStates, tokens: Ints, verified: Ints, accepted: Ints, plan: DraftPlan, fed: Ints
     ) -> DeviceStep:  # fmt: skip
         """Run a step; at its end the plan's drafters propose. It updates the requests, except for their times.
 
         tokens: (N,), tokens of the step. verified: (N,), proposals among them. accepted: (N,), accepted proposals among
         those. fed: (D, N), tokens that each drafter processes.
         """
-        target_pass, draft_s = _target_pass(books, tokens), self._draft_s(plan, books, fed)
-        accepted = np.where(books.decodes, accepted, 0)
+        target_pass, draft_s = _target_pass(states, tokens), self._draft_s(plan, states, fed)
+        accepted = np.where(states.decodes, accepted, 0)
         committed = tokens - verified + accepted
-        self.caches.feed(books, fed, np.where(books.decodes, 0, tokens), committed)
-        made = self._advance(books, tokens, committed, accepted)
-        self.proposals.expect(books.rows, plan)
+        self.caches.feed(states, fed, np.where(states.decodes, 0, tokens), committed)
+        made = self._advance(states, tokens, committed, accepted)
+        self.proposals.expect(states.rows, plan)
         if plan.passes.any():
-            after = self.requests.of(books.rows)
+            after = self.requests.of(states.rows)
             self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
         return DeviceStep(self.world.target_s(target_pass), draft_s, accepted, made)
 
-    def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
+    def _draft_s(self, plan: DraftPlan, states: RequestStates, fed: Ints) -> dict[int, float]:
         seconds = {}
         for number, passes in enumerate(plan.passes.tolist()):
             proposes = (plan.asked == number).any(0) & (passes > 0)
             drafted, drafter = int(np.count_nonzero(proposes)), self.drafters[number]
             if drafted or fed[number].any():
-                requests = int(np.count_nonzero(books.decodes)) if drafter.stands_in else drafted
+                requests = int(np.count_nonzero(states.decodes)) if drafter.stands_in else drafted
                 if drafter.is_target:
-                    context = books.context[proposes]
+                    context = states.context[proposes]
                     read, whole = _read(context, drafter.kv_budget), _read(context, None)
                     first_pass = Pass(drafted, drafted, read, drafted, whole_context=whole)
                 else:
-                    first_pass = _draft_pass(books, fed[number], requests, drafter.kv_budget)
+                    first_pass = _draft_pass(states, fed[number], requests, drafter.kv_budget)
                 seconds[number] = self.world.draft_s(drafter.name, first_pass, passes, int(plan.widths[number]))
         return seconds
 
-    def _advance(self, books: Books, tokens: Ints, committed: Ints, accepted: Ints) -> Ints:
+    def _advance(self, states: RequestStates, tokens: Ints, committed: Ints, accepted: Ints) -> Ints:
         """(N,): output tokens; a request in prefill gets none."""
-        self.requests.context[books.rows] = books.context + committed
-        yields = books.decodes | (tokens == books.todo)
-        made = np.where(yields, np.minimum(1 + accepted, books.left), 0)
-        self.requests.produced[books.rows] = books.produced + made
+        self.requests.context[states.rows] = states.context + committed
+        yields = states.decodes | (tokens == states.todo)
+        made = np.where(yields, np.minimum(1 + accepted, states.left), 0)
+        self.requests.produced[states.rows] = states.produced + made
         return made
 
 
-def _target_pass(books: Books, tokens: Ints) -> Pass:
-    decodes = books.decodes
-    requests, context = _decoding(books)
+def _target_pass(states: RequestStates, tokens: Ints) -> Pass:
+    decodes = states.decodes
+    requests, context = _decoding(states)
     if requests == len(tokens):
         batched = int(tokens.sum())
         return Pass(batched, requests, context, batched, (), bool(tokens.min() == tokens.max()))
     prompts, decoding = (~decodes).nonzero()[0], tokens[decodes]
-    logits = int(decoding.sum()) + int(np.count_nonzero(tokens[prompts] == books.todo[prompts]))
-    chunks = list(zip(tokens[prompts].tolist(), books.context[prompts].tolist(), strict=True))
+    logits = int(decoding.sum()) + int(np.count_nonzero(tokens[prompts] == states.todo[prompts]))
+    chunks = list(zip(tokens[prompts].tolist(), states.context[prompts].tolist(), strict=True))
     even = requests == 0 or bool(decoding.min() == decoding.max())
     return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
 
 
-def _draft_pass(books: Books, fed: Ints, requests: int, budget: int | None) -> Pass:
+def _draft_pass(states: RequestStates, fed: Ints, requests: int, budget: int | None) -> Pass:
     """Make the first pass of a drafter over `fed` (N,) tokens; large ones are timed like a prefill."""
-    long = ((fed > 0) & (~books.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
-    prefix = np.maximum(0, books.context[long] - fed[long])
+    long = ((fed > 0) & (~states.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
+    prefix = np.maximum(0, states.context[long] - fed[long])
     chunks = list(zip(fed[long].tolist(), _bounded(prefix, budget).tolist(), strict=True))
-    return Pass(
-        max(int(fed.sum()), requests), requests, _read(books.context[books.decodes], budget), max(requests, 1), chunks,
-    )  # fmt: skip
+    read = _read(states.context[states.decodes], budget)
+    return Pass(max(int(fed.sum()), requests), requests, read, max(requests, 1), chunks)
 
 
 def _bounded(context: Ints, budget: int | None) -> Ints:
@@ -133,7 +132,7 @@ def _read(context: Ints, budget: int | None) -> float:
     return float(_bounded(context, budget).mean()) if len(context) else 0.0
 
 
-def _decoding(books: Books) -> tuple[int, float]:
+def _decoding(states: RequestStates) -> tuple[int, float]:
     """Return the number of decoding requests, and their mean context."""
-    requests = int(np.count_nonzero(books.decodes))
-    return requests, float((books.context * books.decodes).sum()) / requests if requests else 0.0
+    requests = int(np.count_nonzero(states.decodes))
+    return requests, float((states.context * states.decodes).sum()) / requests if requests else 0.0

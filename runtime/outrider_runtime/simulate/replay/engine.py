@@ -20,7 +20,7 @@ from outrider_runtime.simulate.recording import DEPTH, Recording
 from outrider_runtime.simulate.replay.device import Device, DeviceStep
 from outrider_runtime.simulate.replay.flights import DraftingReport, Flight
 from outrider_runtime.simulate.replay.ranked_proposals import RankedProposals
-from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
+from outrider_runtime.simulate.replay.replay_requests import ReplayRequests, RequestStates, Rows
 from outrider_runtime.simulate.replay.step_scheduler import Limits, Scheduled, Scheduler
 from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
@@ -194,39 +194,39 @@ class ReplayEngine:
         self._run(step, nodes, verify.purpose, scheduled_at, order)
         return True
 
-    def _proposals_for(self, books: Books) -> PendingProposals:
+    def _proposals_for(self, states: RequestStates) -> PendingProposals:
         """Return the scheduler's view of the pending proposals."""
-        self._proposals.cut(books.slot, np.where(books.decodes, DEPTH, 0))
-        proposals = self._proposals.of(books.slot)
+        self._proposals.cut(states.slot, np.where(states.decodes, DEPTH, 0))
+        proposals = self._proposals.of(states.slot)
         if not self.setting.asynchronous and (self.setting.bundled or self.setting.confidences):
-            forest = self._device.proposals.forest(books.rows, confidences=self.setting.confidences)
+            forest = self._device.proposals.forest(states.rows, confidences=self.setting.confidences)
             proposals.nodes = Nodes(*forest.columns)
         return proposals
 
-    def _batch(self, books: Books, tokens: Ints | None) -> Batch:
+    def _batch(self, states: RequestStates, tokens: Ints | None) -> Batch:
         """Make the policy's input. tokens: (N,), tokens of the step; None: it is not scheduled yet."""
         limits, scheduler = self.setting.limits, self._scheduler
-        computed = np.minimum(books.todo, limits.token_budget) if tokens is None else tokens
-        chunk = np.where(books.decodes, 0, computed)
+        computed = np.minimum(states.todo, limits.token_budget) if tokens is None else tokens
+        chunk = np.where(states.decodes, 0, computed)
         if tokens is None:  # plan_verify does not read it
             missing = np.zeros((len(self.setting.drafters), len(chunk)), np.int64)
         else:
-            missing, _, _ = self._device.caches.columns(books, tokens)
+            missing, _, _ = self._device.caches.columns(states, tokens)
         return Batch(
-            slot=books.slot,
-            slo_class=books.slo_class,
-            context=books.context,
+            slot=states.slot,
+            slo_class=states.slo_class,
+            context=states.context,
             prompt=chunk,
-            prompt_left=np.where(books.decodes, 0, books.todo - chunk),
-            left=books.left,
-            emitted=books.produced,
-            elapsed_s=np.where(books.produced > 0, self.now - books.first_s, 0.0),
+            prompt_left=np.where(states.decodes, 0, states.todo - chunk),
+            left=states.left,
+            emitted=states.produced,
+            elapsed_s=np.where(states.produced > 0, self.now - states.first_s, 0.0),
             missing=missing,
             now=self.now,
             token_budget=limits.token_budget,
             free_kv_tokens=scheduler.free_tokens(),
             next=self._waiting(),
-            patience_used=self._patience_used(books) if self.setting.patience_s else 0.0,
+            patience_used=self._patience_used(states) if self.setting.patience_s else 0.0,
             waiting=min(len(scheduler.waiting), limits.max_requests - len(scheduler.running)),
         )
 
@@ -237,12 +237,12 @@ class ReplayEngine:
         overdue = bool(self.setting.patience_s) and bool(self.now >= self.requests.due_s[row])
         return Waiting(int(load.slo_class[row]), int(load.prompt[row]), int(load.output[row]), overdue)
 
-    def _patience_used(self, books: Books) -> float:
+    def _patience_used(self, states: RequestStates) -> float:
         """Return the largest share of its patience that a request has used, before its first output token.
 
         It looks at prefills and at the first waiting request; preempted requests do not count.
         """
-        rows = books.rows[books.produced == 0]
+        rows = states.rows[states.produced == 0]
         if self._scheduler.waiting:
             rows = np.append(rows, self._scheduler.waiting[0])
         due_s, arrived_s = self.requests.due_s[rows], self.requests.arrived_s[rows]
@@ -258,18 +258,18 @@ class ReplayEngine:
 
         nodes: (M,), known proposals that the target scores. order: for a device that ranks.
         """
-        books, device = self.requests.of(step.rows), self._device
-        batch = self._batch(books, step.tokens)
+        states, device = self.requests.of(step.rows), self._device
+        batch = self._batch(states, step.tokens)
         plan = self.policy.plan_draft(batch)
-        draft_tokens = np.where(books.decodes, step.tokens - 1, 0)
-        kept = self._kept(books, step.tokens, draft_tokens, order)
+        draft_tokens = np.where(states.decodes, step.tokens - 1, 0)
+        kept = self._kept(states, step.tokens, draft_tokens, order)
         forest = device.proposals.forest(step.rows)
         knows = self.setting.bundled and not self.setting.asynchronous
         if not knows:
             nodes = forest.depth <= kept[forest.request]
         right = device.proposals.right(forest, step.rows)
         accepted = np.bincount(forest.request[nodes & right], minlength=len(step.rows))
-        record = self._record(books, batch, step, plan, purpose, scheduled_at)
+        record = self._record(states, batch, step, plan, purpose, scheduled_at)
         verdicts = self._verdicts(forest, nodes, right) if knows else None
         tokens = step.tokens - draft_tokens + kept
         fed = np.clip(
@@ -280,26 +280,26 @@ class ReplayEngine:
         ran = device.run(device.requests.of(step.rows), tokens, kept, accepted, plan, fed)
         if self._on_device:
             log_odds = device.proposals.log_odds(step.rows, plan.draft_tokens)
-            self._on_device.step(books.slot, ran.accepted, kept, log_odds)
+            self._on_device.step(states.slot, ran.accepted, kept, log_odds)
         self._rank_next(step.rows)
         record.runs[list(ran.draft_s)] = True
         self._fly(record, step.rows, draft_tokens, kept, int(np.count_nonzero(nodes)), ran, verdicts)
-        self._proposals.ask(books.slot, plan, self._number)
-        self.requests.schedule(books, step.tokens)
+        self._proposals.ask(states.slot, plan, self._number)
+        self.requests.schedule(states, step.tokens)
 
     @property
     def _fed_blocks(self) -> Bools:
         """(D,): see `Controller.fed_blocks`; a policy without it feeds according to its plans."""
         return np.asarray(getattr(self.policy, "fed_blocks", np.zeros(len(self.setting.drafters), bool)))
 
-    def _kept(self, books: Books, tokens: Ints, draft_tokens: Ints, order: DeviceOrder | None) -> Ints:
+    def _kept(self, states: RequestStates, tokens: Ints, draft_tokens: Ints, order: DeviceOrder | None) -> Ints:
         """(N,): scheduled draft tokens that the target's pass runs."""
         if self._ranking is not None and order is not None and draft_tokens.any():
-            return self._ranking.lengths(books.rows, draft_tokens, order)
+            return self._ranking.lengths(states.rows, draft_tokens, order)
         if self._on_device is None:
             return draft_tokens
-        sampling = int(np.count_nonzero(books.decodes | (tokens == books.todo)))
-        return self._on_device.keep(books.slot, tokens - draft_tokens, draft_tokens, sampling)
+        sampling = int(np.count_nonzero(states.decodes | (tokens == states.todo)))
+        return self._on_device.keep(states.slot, tokens - draft_tokens, draft_tokens, sampling)
 
     def _rank_next(self, rows: Rows) -> None:
         """Give a device that ranks the proposals for the next step."""
@@ -310,14 +310,20 @@ class ReplayEngine:
             self._ranking.drafted(rows, lengths, drafters, confidence, self._calibrator.current)
 
     def _record(
-        self, books: Books, batch: Batch, step: Scheduled, plan: DraftPlan, purpose: Purpose, scheduled_at: float
+        self,
+        states: RequestStates,
+        batch: Batch,
+        step: Scheduled,
+        plan: DraftPlan,
+        purpose: Purpose,
+        scheduled_at: float,
     ) -> Record:
         self._number += 1
         names = [str(row) for row in step.rows.tolist()]
-        scheduled = ScheduledStep(names, books.slot, books.context, books.context, batch.prompt, step.tokens)
+        scheduled = ScheduledStep(names, states.slot, states.context, states.context, batch.prompt, step.tokens)
         runs = np.zeros(len(self.setting.drafters), bool)
-        proposals = self._proposals_for(books)
-        placeholders, graph_tokens = np.where(books.decodes, step.tokens - 1, 0), self.setting.world.graph_tokens
+        proposals = self._proposals_for(states)
+        placeholders, graph_tokens = np.where(states.decodes, step.tokens - 1, 0), self.setting.world.graph_tokens
         return Record(
             self._number, scheduled_at, scheduled, batch, proposals, purpose, plan, runs, (), graph_tokens, placeholders
         )  # fmt: skip

@@ -41,8 +41,8 @@ class RankedProposals:
 
 def acceptance(lengths: Ints, drafters: Ints, quanta: NDArray[np.int8], calibration: Calibration) -> Floats:
     """(N, K): P(token accepted | its parent was) = 1 / (1 + exp(-(slope * confidence + intercept))); 0: no proposal."""
-    said = np.where(quanta == UNKNOWN, 0, quanta) / QUANTA_PER_UNIT
-    odds = calibration.slopes[drafters, None] * said + calibration.intercepts[drafters, : quanta.shape[1]]
+    values = np.where(quanta == UNKNOWN, 0, quanta) / QUANTA_PER_UNIT
+    odds = calibration.slopes[drafters, None] * values + calibration.intercepts[drafters, : quanta.shape[1]]
     chances = np.maximum(1.0 / (1.0 + np.exp(-odds)), MIN_ACCEPTANCE)
     return np.where(np.arange(quanta.shape[1]) < lengths[:, None], chances, 0.0)
 

@@ -15,7 +15,7 @@ from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNOWN
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
 from outrider_runtime.simulate.replay.beams import RecordedBeams, Table
-from outrider_runtime.simulate.replay.replay_requests import Books, ReplayRequests, Rows
+from outrider_runtime.simulate.replay.replay_requests import ReplayRequests, RequestStates, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 FULL, NO_PROMPT, AFTER_GAP = "", "/no-prompt", "/after-hole"
@@ -132,49 +132,49 @@ class RecordedProposals:
             self._drafter_order = np.full((ranks, self._drafter_order.shape[1]), NOBODY, np.int64)
         self.clear(rows)
 
-    def propose(self, books: Books, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
+    def propose(self, states: RequestStates, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
         """Propose for the requests that decode next, after `expect`. The (D, N) columns are those of `ReplayCaches`."""
         ranks = plan.asked.shape[0]
         for drafters, planned in zip(self._drafter_order, plan.asked, strict=True):
-            drafters[books.rows] = np.where(books.decodes, planned, NOBODY)
-        open_ = books.decodes & (books.left > 1)
+            drafters[states.rows] = np.where(states.decodes, planned, NOBODY)
+        open_ = states.decodes & (states.left > 1)
         for rank in range(ranks):
             for number in plan.passes.nonzero()[0].tolist():
                 asks = ((plan.asked[rank] == number) & open_).nonzero()[0]
                 if len(asks):
                     state = (missing[number, asks], read[number, asks], whole[number, asks])
-                    proposed = self._by(number, books, asks, int(plan.passes[number]), state)
+                    proposed = self._by(number, states, asks, int(plan.passes[number]), state)
                     if plan.widths[number] > 1:
-                        self._widen(number, books, asks, int(plan.widths[number]), state)
+                        self._widen(number, states, asks, int(plan.widths[number]), state)
                     open_[asks[proposed]] = False
 
     def _widen(
-        self, number: int, books: Books, asks: Ints, width: int, state: tuple[Ints, Floats, Ints]
+        self, number: int, states: RequestStates, asks: Ints, width: int, state: tuple[Ints, Floats, Ints]
     ) -> None:  # fmt: skip
         """Replace a drafter's chains by trees for requests without a gap in its cache."""
         missing, read, whole = state
         complete = (missing <= 0) if self._drafters[number].needs_kv else np.ones(len(asks), bool)
         if self._drafters[number].needs_hidden:
-            complete &= (read >= READ_ENOUGH) & ((whole >= FORGOTTEN_AFTER) | (whole >= books.context[asks]))
-        self._width[books.rows[asks[complete]]] = width
+            complete &= (read >= READ_ENOUGH) & ((whole >= FORGOTTEN_AFTER) | (whole >= states.context[asks]))
+        self._width[states.rows[asks[complete]]] = width
 
     def _by(
-        self, number: int, books: Books, asks: Ints, length: int, state: tuple[Ints, Floats, Ints]
+        self, number: int, states: RequestStates, asks: Ints, length: int, state: tuple[Ints, Floats, Ints]
     ) -> NDArray[np.bool_]:
         """Propose by one drafter for requests `asks`; returns for which of them it has a proposal."""
         missing, read, whole = state
-        rows, columns, drafter = books.rows[asks], self._columns[number], self._drafters[number]
-        place = self._start[rows] + (books.produced[asks] - 1) % self._length[rows]
+        rows, columns, drafter = states.rows[asks], self._columns[number], self._drafters[number]
+        place = self._start[rows] + (states.produced[asks] - 1) % self._length[rows]
         column: Ints | int = columns.full
         if drafter.needs_hidden:
             column = np.where(whole < FORGOTTEN_AFTER, columns.after_gap, columns.full)
-            column[whole >= books.context[asks]] = columns.full
+            column[whole >= states.context[asks]] = columns.full
             column[read < READ_ENOUGH] = columns.no_prompt
         self._place[rows] = place
         at = column * self._positions + place
         depth, lengths, sure = self._depths.take(at), self._proposed.take(at), self._sure[at].astype(np.float32)
         self._depth[rows] = np.where(missing > 0, 0, depth) if drafter.needs_kv else depth
-        self.length[rows] = np.minimum(lengths, np.minimum(length, books.left[asks] - 1))
+        self.length[rows] = np.minimum(lengths, np.minimum(length, states.left[asks] - 1))
         has = np.asarray(lengths > 0)
         self.drafter[rows] = np.where(has, number, self.drafter[rows])
         self._confidence[rows] = sure if _is_lookup(drafter) else sure * (LOG_ODDS / 127)

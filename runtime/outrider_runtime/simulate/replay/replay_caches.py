@@ -11,7 +11,7 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Floats
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.draft_caches import UNFILLABLE_GAP_TOKENS
-from outrider_runtime.simulate.replay.replay_requests import Books, Rows
+from outrider_runtime.simulate.replay.replay_requests import RequestStates, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 NOTHING, KV, HIDDEN, BLOCK = range(4)
@@ -30,24 +30,24 @@ class ReplayCaches:
         """Committed tokens since the last gap of a head."""
         self._has_gap = np.zeros(shape, bool)
 
-    def columns(self, books: Books, tokens: Ints) -> tuple[Ints, Floats, Ints]:
+    def columns(self, states: RequestStates, tokens: Ints) -> tuple[Ints, Floats, Ints]:
         """Return three (D, N): missing tokens (`Batch.missing`), read share of the prompt, committed tokens since a
         gap.
 
         tokens: (N,), tokens of the step.
         """
         return _columns(
-            self._needs, self._has, self._whole, self._has_gap, books.rows, books.context, books.prompt, tokens
+            self._needs, self._has, self._whole, self._has_gap, states.rows, states.context, states.prompt, tokens
         )
 
-    def feed(self, books: Books, fed: Ints, prompts: Ints, committed: Ints) -> None:
+    def feed(self, states: RequestStates, fed: Ints, prompts: Ints, committed: Ints) -> None:
         """Update the caches after a step.
 
-        books: from before the step. fed: (D, N), tokens that each drafter processed. prompts: (N,), prefill tokens of
+        states: from before the step. fed: (D, N), tokens that each drafter processed. prompts: (N,), prefill tokens of
         the step. committed: (N,), growth of the context.
         """
-        context = books.context + committed
-        _feed(self._needs, self._has, self._whole, self._has_gap, books.rows, context, fed, prompts, committed)
+        context = states.context + committed
+        _feed(self._needs, self._has, self._whole, self._has_gap, states.rows, context, fed, prompts, committed)
 
     def forget(self, rows: Rows) -> None:
         """Forget preempted requests."""

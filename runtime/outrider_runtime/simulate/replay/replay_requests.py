@@ -15,7 +15,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Books:
+class RequestStates:
     """State of some requests at one moment. All (N,)."""
 
     rows: Rows
@@ -50,12 +50,12 @@ class ReplayRequests:
         self.done_s: Floats = np.full(count, np.nan)
         self.preemptions = 0
 
-    def of(self, rows: Rows) -> Books:
+    def of(self, rows: Rows) -> RequestStates:
         context, produced, slot, prompt, output, slo_class, placeholders = self._columns.take(rows, axis=1)
         known = produced + placeholders
         todo = prompt + known - context
         decodes = (known > 0) & (todo == 1)
-        return Books(
+        return RequestStates(
             rows, context, produced, slot, prompt, slo_class, self.first_s[rows], todo, output - produced, decodes
         )
 
@@ -64,11 +64,11 @@ class ReplayRequests:
         certain = self.context[rows] + 2 - self.placeholders[rows]
         return np.asarray((self.placeholders[rows] > 0) & (certain >= self.prompt[rows] + self.load.output[rows]))
 
-    def schedule(self, books: Books, tokens: Ints) -> None:
+    def schedule(self, states: RequestStates, tokens: Ints) -> None:
         """Count a step's `tokens` (N,) as computed, and its draft tokens as accepted."""
-        self.context[books.rows] += tokens
-        yields = books.decodes | (tokens == books.todo)
-        self.placeholders[books.rows] += np.where(yields, np.where(books.decodes, tokens, 1), 0)
+        self.context[states.rows] += tokens
+        yields = states.decodes | (tokens == states.todo)
+        self.placeholders[states.rows] += np.where(yields, np.where(states.decodes, tokens, 1), 0)
 
     def preempt(self, rows: Rows) -> None:
         """Drop the KV of preempted requests. Output in flight still arrives."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
-from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, Books, ReplayRequests, Rows, blocks
+from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, ReplayRequests, RequestStates, Rows, blocks
 from outrider_runtime.simulate.replay.workload import Ints
 
 
@@ -66,7 +66,9 @@ class Scheduler:
             place -= 1
         self.waiting.insert(place, row)
 
-    def schedule(self, running: Books, verified: Ints, token_budget: int | None, admit: int | None) -> Scheduled:
+    def schedule(
+        self, running: RequestStates, verified: Ints, token_budget: int | None, admit: int | None
+    ) -> Scheduled:
         """Schedule a step.
 
         verified: (running,), proposals that each request verifies. token_budget, admit: limits below the engine's own.
