@@ -13,7 +13,7 @@ from outrider_operator.kinds import DEPLOYMENT, POD, SERVICE, ResourceKind
 
 T = TypeVar("T")
 PATIENCE_S = 300.0
-"""For all that is waited for: a busy machine is slow, not wrong."""
+"""Seconds to wait for anything: a busy machine is slow, not wrong."""
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -84,16 +84,16 @@ def _typed(kind: ResourceKind, document: dict[str, Any]) -> dict[str, Any]:
 def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S, every_s: float = 0.1) -> T:
     """The first truthy answer of `look`; AssertionError with the last one when none comes in time."""
     deadline = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}; last seen: {found!r}"
+    while not (result := look()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}; last seen: {result!r}"
         time.sleep(every_s)
-    return found
+    return result
 
 
 def condition(service: dict[str, Any] | None, kind: str) -> dict[str, Any]:
     """status.conditions[type=kind]; {} where there is none yet."""
     conditions = ((service or {}).get("status") or {}).get("conditions") or []
-    return next((each for each in conditions if each["type"] == kind), {})
+    return next((entry for entry in conditions if entry["type"] == kind), {})
 
 
 class Service:
@@ -131,35 +131,39 @@ class Service:
         )
 
     def wait(self, kind: str, status: str, reason: str | None = None) -> dict[str, Any]:
-        """Until the condition has the status (and reason); returns it."""
+        """Wait until the condition has the status (and reason), and return it."""
 
         def look() -> dict[str, Any] | None:
-            found = self.condition(kind)
-            return found if found.get("status") == status and reason in (None, found["reason"]) else None
+            condition_seen = self.condition(kind)
+            return (
+                condition_seen
+                if condition_seen.get("status") == status and reason in (None, condition_seen["reason"])
+                else None
+            )
 
         return self._wait_for(f"{self.name}: {kind}={status}/{reason}", look)
 
     def wait_updated(self) -> dict[str, Any]:
-        """Until what CI waits for: the current generation runs everywhere."""
+        """Wait as CI does, until the current generation runs on every pod."""
         return self._wait_for(f"{self.name} to be up to date", self.updated)
 
     def _wait_for(self, what: str, look: Callable[[], T | None]) -> T:
-        """As wait_for; a failure shows the status and the pods."""
+        """Wait like `wait_for`. A failure shows the status and the pods."""
         try:
             return wait_for(what, look)
         except AssertionError as error:
-            told = [
+            texts = [
                 json.dumps(self.read().get("status"), indent=1),
                 *(json.dumps(pod["status"]) for pod in self.pods()),
             ]
-            raise AssertionError("\n".join([str(error), *told])) from None
+            raise AssertionError("\n".join([str(error), *texts])) from None
 
     def updated(self) -> dict[str, Any] | None:
         """The service, if Updated is True of its current generation."""
         document = self.read()
-        found = condition(document, "Updated")
-        current = found.get("observedGeneration") == document["metadata"]["generation"]
-        return document if current and found["status"] == "True" else None
+        updated = condition(document, "Updated")
+        current = updated.get("observedGeneration") == document["metadata"]["generation"]
+        return document if current and updated["status"] == "True" else None
 
     @property
     def revision(self) -> str:
@@ -178,7 +182,7 @@ class Service:
 
 def is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
 def uids(documents: list[dict[str, Any]]) -> set[str]:

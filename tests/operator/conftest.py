@@ -19,16 +19,16 @@ from tests.operator.process import NAMESPACE, OperatorProcess
 PRIORITY_CLASS = "outrider-profiling"
 WINDOW = "12s"
 RESYNC = "60s"
-"""As shipped: a short one would hide that something wakes nobody."""
+"""Resync interval as shipped: a short one would hide a missing wake-up."""
 
 Make = Callable[..., Service]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the API alone come first, in whatever order they were asked for: they write a status themselves."""
-    here = Path(__file__).parent
-    places = [place for place, item in enumerate(items) if here in item.path.parents]
-    ordered = sorted((items[place] for place in places), key=lambda item: here / "api" not in item.path.parents)
+    """Tests of the API alone come first, in whatever order they were selected: they write a status themselves."""
+    folder = Path(__file__).parent
+    places = [place for place, item in enumerate(items) if folder in item.path.parents]
+    ordered = sorted((items[place] for place in places), key=lambda item: folder / "api" not in item.path.parents)
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
 

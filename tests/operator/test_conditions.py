@@ -222,7 +222,7 @@ def policy(cluster: Cluster, namespace: str) -> Generator[None, None, None]:
     """A cluster's own policy: what admission of the service cannot know of a Deployment."""
     team = "object.spec.template.metadata.?labels['team']"
     deployments = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
-    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     api = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": namespace}}
     cluster.apply(
         {
@@ -236,7 +236,7 @@ def policy(cluster: Cluster, namespace: str) -> Generator[None, None, None]:
         {
             **api,
             "kind": "ValidatingAdmissionPolicyBinding",
-            "spec": {"policyName": namespace, "validationActions": ["Deny"], "matchResources": here},
+            "spec": {"policyName": namespace, "validationActions": ["Deny"], "matchResources": selector},
         },
     )
     probe = _deployment({"app": "probe", "team": "unknown"})
@@ -270,8 +270,8 @@ def services(make: Make, policy: None) -> dict[str, Service]:
 def test_condition_says_what_is_the_case(services: dict[str, Service], name: str, expected: Expected) -> None:
     """A row of the table: status, reason, and a sentence that says what to do."""
     kind, status, reason, words = expected
-    found = services[name].wait(kind, status, reason or None)
-    assert words in found["message"]
+    condition = services[name].wait(kind, status, reason or None)
+    assert words in condition["message"]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -279,8 +279,8 @@ def test_every_condition_is_there_from_first_sight(services: dict[str, Service],
     """No condition is ever absent, and each says which generation it speaks of."""
     document = services[name].read()
     conditions = document["status"]["conditions"]
-    assert len({each["type"] for each in conditions}) == len(conditions) == 11
-    assert {each["observedGeneration"] for each in conditions} == {document["metadata"]["generation"]}
+    assert len({entry["type"] for entry in conditions}) == len(conditions) == 11
+    assert {entry["observedGeneration"] for entry in conditions} == {document["metadata"]["generation"]}
 
 
 def test_printer_columns_show_the_figures(services: dict[str, Service], cluster: Cluster) -> None:
@@ -313,15 +313,15 @@ def test_what_went_wrong_is_an_event_on_the_service(services: dict[str, Service]
     service = services["no-image"]
     service.wait("Ready", "False", "ImagePullFailed")
 
-    def told() -> list[dict[str, Any]]:
+    def posted() -> list[dict[str, Any]]:
         events = cluster.get("events", namespace=service.namespace)
         return [
             e for e in events if e["involvedObject"]["name"] == "no-image" and e["reason"] == "ReadyImagePullFailed"
         ]
 
-    found = wait_for("the event", told)
-    assert {event["source"]["component"] for event in found} == {"outrider"}
-    assert len({event["message"] for event in found}) == len(found)
+    warnings = wait_for("the event", posted)
+    assert {event["source"]["component"] for event in warnings} == {"outrider"}
+    assert len({event["message"] for event in warnings}) == len(warnings)
 
 
 def test_the_unloadable_draft_is_named_in_the_status(services: dict[str, Service]) -> None:

@@ -1,4 +1,4 @@
-"""A tenant's pods and objects, odd by mistake or on purpose: they cost that tenant, and nobody else."""
+"""A tenant's pods and objects, odd by mistake or on purpose: they affect only that tenant."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_a_foreign_pod_with_a_services_labels_is_not_its_pod(make: Make, client:
 
 @pytest.mark.parametrize("answer", ["digits", "huge", "endless"])
 def test_a_state_that_is_none_is_no_answer_and_no_more(make: Make, victim: Service, answer: str) -> None:
-    """A counter of 400 digits ended the polls of everybody; 10^30 tokens had the status refused for ever."""
+    """A counter of 400 digits ended the polls of all services; 10^30 tokens had the status refused for ever."""
     service = make(f"says-{answer}", standin={"answer": answer}, replicas=1, profiling={"mode": "Skip"})
-    found = service.wait("Updated", "False", "ConfigPending")
-    assert "no answer on its state endpoint" in found["message"]
+    updated = service.wait("Updated", "False", "ConfigPending")
+    assert "no answer on its state endpoint" in updated["message"]
     service.wait("Ready", "True")
     victim.wait_updated()
 
@@ -87,16 +87,16 @@ def test_a_state_that_comes_in_two_parts_is_heard(make: Make) -> None:
     make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated()
 
 
-def test_a_service_that_is_too_large_is_told_so(make: Make, victim: Service) -> None:
-    """The API server takes it, and 600 of them would end the operator for everybody."""
+def test_a_service_that_is_too_large_has_a_condition(make: Make, victim: Service) -> None:
+    """The API server takes it, and 600 of them would end the operator for all services."""
     env = [{"name": f"BALLAST_{number}", "value": "x" * 4000} for number in range(32)]
-    found = make("ballast", podTemplate={"env": env}).wait("SpecValid", "False")
-    assert found["reason"] == "InvalidSpec"
-    assert "64 KiB" in found["message"]
+    verdict = make("ballast", podTemplate={"env": env}).wait("SpecValid", "False")
+    assert verdict["reason"] == "InvalidSpec"
+    assert "64 KiB" in verdict["message"]
     victim.wait_updated()
 
 
-def test_who_writes_config_maps_makes_no_pods_of_their_own_design(victim: Service, client: Client) -> None:
+def test_writing_config_maps_creates_no_pods_of_ones_own(victim: Service, client: Client) -> None:
     """The pod template of a revision stands in a ConfigMap: one with the node's files in it is replaced, never run."""
     name, namespace = f"{victim.name}-{victim.revision}", victim.namespace
     genuine = victim.child(CONFIG_MAP, name)
@@ -134,7 +134,7 @@ def test_a_flood_of_the_admin_port_leaves_the_pod_ready(make: Make, cluster: Clu
         deadline = time.monotonic() + PROBES_FAIL_S
         while time.monotonic() < deadline:
             time.sleep(1)
-            assert [each["metadata"]["uid"] for each in service.ready_pods()] == [pod["metadata"]["uid"]]
+            assert [entry["metadata"]["uid"] for entry in service.ready_pods()] == [pod["metadata"]["uid"]]
     (after,) = service.pods()
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
     assert not _unhealthy(cluster, service)
@@ -163,8 +163,8 @@ def test_foreign_objects_with_the_operators_label_take_no_memory(
 
 
 def _data(client: Client, namespace: str, name: str) -> dict[str, str]:
-    found: dict[str, str] = (client.get(CONFIG_MAP, namespace, name) or {}).get("data", {})
-    return found
+    stored: dict[str, str] = (client.get(CONFIG_MAP, namespace, name) or {}).get("data", {})
+    return stored
 
 
 @contextmanager
@@ -200,9 +200,9 @@ def _flood(address: str) -> Iterator[list[socket.socket]]:
 def _unhealthy(cluster: Cluster, service: Service) -> list[str]:
     """Probes of the service's pods that failed once they were ready."""
     events = cluster.get("events", namespace=service.namespace)
-    mine = [each for each in events if each["involvedObject"]["name"].startswith(f"{service.name}-")]
-    failed = [each for each in mine if each["reason"] == "Unhealthy" and "Startup" not in each["message"]]
-    return [each["message"] for each in failed]
+    mine = [entry for entry in events if entry["involvedObject"]["name"].startswith(f"{service.name}-")]
+    failed = [entry for entry in mine if entry["reason"] == "Unhealthy" and "Startup" not in entry["message"]]
+    return [entry["message"] for entry in failed]
 
 
 def _pod(name: str, namespace: str, labels: dict[str, str]) -> dict[str, Any]:

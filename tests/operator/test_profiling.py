@@ -112,7 +112,7 @@ def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service]
 
 
 def test_the_annotation_measures_again(services: dict[str, Service], client: Client, jobs: Jobs) -> None:
-    """outrider.dev/reprofile with a new value: every part is measured anew, once."""
+    """outrider.dev/reprofile with a new value: every part is measured again, once."""
     service = services["pool"]
     service.wait("ProfilesReady", "True")
     name = service.read()["status"]["profiles"][0]["configMap"]
@@ -124,7 +124,7 @@ def test_the_annotation_measures_again(services: dict[str, Service], client: Cli
     assert jobs.created().count(name) == count + 1
 
 
-def test_a_profile_that_somebody_broke_is_measured_again(services: dict[str, Service], client: Client) -> None:
+def test_a_broken_profile_is_measured_again(services: dict[str, Service], client: Client) -> None:
     """A date of 300 characters, and no JSON at all: no exception, and the service has its profile again."""
     service = services["pool"]
     service.wait("ProfilesReady", "True")
@@ -166,7 +166,10 @@ def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
 def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Make, client: Client) -> None:
     """A serving pod that needs the Job's GPUs gets them; the Job waits, and says for what."""
     services["three"].wait("ProfilesReady", "True")
-    three = {"engine": {"tensorParallelSize": 3}, **on_gpu([L4], count=3)}  # two of them fit beside a pod of one GPU
+    three = {
+        "engine": {"tensorParallelSize": 3},
+        **on_gpu([L4], count=3),
+    }  # two fit with a pod of one GPU
     small = make("small", standin={"profile": "hang"}, **three)
     small.wait_updated()
     wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small))
@@ -179,7 +182,7 @@ def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Ma
 
 
 @pytest.mark.parametrize("hopeless", ["affinity", "claim"])
-def test_a_pod_that_cannot_run_anyway_keeps_nobody_from_being_measured(hopeless: str, make: Make) -> None:
+def test_a_pod_that_cannot_run_blocks_no_measurement(hopeless: str, make: Make) -> None:
     """A zone that is not there, or a claim that is misspelled: other services are measured, and begin to serve."""
     lost: dict[str, Any] = {"affinity": {"nodeAffinity": NOWHERE}}
     if hopeless == "claim":
@@ -192,7 +195,7 @@ def test_a_pod_that_cannot_run_anyway_keeps_nobody_from_being_measured(hopeless:
 
 
 def test_the_end_of_a_first_job_is_heard_without_a_regular_look(make: Make, operator_process: OperatorProcess) -> None:
-    """No status names a profile that is not there yet: who waited for it to serve at all, waited for the next look."""
+    """No status names a missing profile: a service that needed it to serve waited for the next resync."""
     operator_process.stop()
     operator_process.start(OUTRIDER_RESYNC_INTERVAL="1h")
     shared = {"name": "tests/heard", "source": {"hostPath": {"path": "/srv"}}}
@@ -218,8 +221,8 @@ def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client
 def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
     """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
     service, before = crowded
-    found = service.wait("Progressing", "False", "NoCapacity")
-    assert "maxUnavailable: 1" in found["message"]
+    progressing = service.wait("Progressing", "False", "NoCapacity")
+    assert "maxUnavailable: 1" in progressing["message"]
     assert uids(service.ready_pods()) == before
     assert service.condition("Ready")["status"] == "True"
     service.patch({"rollout": {"maxUnavailable": 1, "maxSurge": 0}})
@@ -229,12 +232,12 @@ def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
 
 def _job_of(client: Client, namespace: str, owners: set[str]) -> str:
     """Name of the Job with exactly these owners; empty when there is none."""
-    found = [
+    matches = [
         job["metadata"]["name"]
         for job in client.list(JOB, namespace)
         if {owner["uid"] for owner in job["metadata"]["ownerReferences"]} == owners
     ]
-    return found[0] if found else ""
+    return matches[0] if matches else ""
 
 
 def _is_profile(config_map: dict[str, Any]) -> bool:
@@ -246,8 +249,8 @@ def _is_profile(config_map: dict[str, Any]) -> bool:
 
 
 def _unschedulable(service: Service) -> bool:
-    conditions = [each for pod in service.pods() for each in pod["status"].get("conditions", [])]
-    return any(each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
+    conditions = [entry for pod in service.pods() for entry in pod["status"].get("conditions", [])]
+    return any(entry["type"] == "PodScheduled" and entry.get("reason") == "Unschedulable" for entry in conditions)
 
 
 def _running_jobs(client: Client, service: Service) -> set[str]:

@@ -31,7 +31,7 @@ TRAFFIC = {"tokens_per_s": 200, "speedup": 1.25, "attained_percent": 95}
 
 
 class Prometheus:
-    """The server, scraping the pods that it is told of in the way of the chart's PodMonitor."""
+    """The server, which scrapes given pods as the chart's PodMonitor says."""
 
     def __init__(self, folder: Path, pod_monitor: dict[str, Any]) -> None:
         port = free_port()
@@ -75,7 +75,7 @@ def prometheus(
     """Running, and named in the operator's configuration."""
     folder = tmp_path_factory.mktemp("prometheus")
     chart = rendered(cluster, folder, {"podMonitor": {"enabled": True}})
-    (monitor,) = (each for each in chart if each["metadata"]["name"].endswith("-serving"))
+    (monitor,) = (entry for entry in chart if entry["metadata"]["name"].endswith("-serving"))
     server = Prometheus(folder, monitor)
     wait_for("Prometheus", server.ready)
     operator_process.stop()
@@ -116,7 +116,7 @@ def test_the_figures_are_those_of_the_pods(services: dict[str, Service]) -> None
     for service in services.values():
         service.wait("GoodputHealthy", "True", "AsPredicted")
         service.wait("SLOAttained", "True", "Attained")
-    wait_for("full windows of both", lambda: all(350 < _goodput(each) < 450 for each in services.values()))
+    wait_for("full windows of both", lambda: all(350 < _goodput(entry) < 450 for entry in services.values()))
     figures = services["Prometheus"].read()["status"]
     assert float(figures["goodput"]["speedup"]) == pytest.approx(1.25, rel=0.03)
     assert figures["goodput"]["pods"] == "2/2"
@@ -128,8 +128,8 @@ def test_the_figures_are_those_of_the_pods(services: dict[str, Service]) -> None
 def test_a_prometheus_that_is_away_is_said(services: dict[str, Service], prometheus: Prometheus) -> None:
     """Missing data is never a failure: Unknown/MetricsUnavailable, and the service stays Ready."""
     prometheus.stop()
-    found = services["Prometheus"].wait("GoodputHealthy", "Unknown", "MetricsUnavailable")
-    assert prometheus.url in found["message"]
+    healthy = services["Prometheus"].wait("GoodputHealthy", "Unknown", "MetricsUnavailable")
+    assert prometheus.url in healthy["message"]
     assert services["Prometheus"].condition("Ready")["status"] == "True"
     assert services["Pods"].condition("GoodputHealthy")["status"] == "True"
 
@@ -141,16 +141,16 @@ def _goodput(service: Service) -> float:
 def _relabelings(endpoint: dict[str, Any]) -> list[dict[str, Any]]:
     """The endpoint's, as the Prometheus operator writes them: after its own of the namespace."""
     own = {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"}
-    theirs = ({_snake(name): value for name, value in each.items()} for each in endpoint["relabelings"])
+    theirs = ({_snake(name): value for name, value in entry.items()} for entry in endpoint["relabelings"])
     return [own, *theirs]
 
 
 def _snake(name: str) -> str:
-    return re.sub("([A-Z])", lambda found: f"_{found[1].lower()}", name)
+    return re.sub("([A-Z])", lambda match: f"_{match[1].lower()}", name)
 
 
 def _target(address: str, namespace: str, service: str) -> dict[str, Any]:
-    """As Kubernetes' discovery describes a pod."""
+    """Labels of a pod in Kubernetes' service discovery."""
     about = {"namespace": namespace, "pod_label_outrider_dev_service": service}
     return {"targets": [address], "labels": {f"__meta_kubernetes_{name}": value for name, value in about.items()}}
 

@@ -38,13 +38,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, No
 
 @pytest.fixture(scope="module")
 def query(address: str) -> Query:
-    found: Query = PrometheusConnect(url=address).custom_query
-    return found
+    query: Query = PrometheusConnect(url=address).custom_query
+    return query
 
 
 @pytest.mark.parametrize(("interval_s", "length_s"), [(15, 60), (30, 120), (60, 180)])
 def test_the_window_follows_the_scrape_interval(query: Query, interval_s: int, length_s: int) -> None:
-    """At a scrape a minute there was one in a window: "0 tok/s" and NoTraffic under load."""
+    """One scrape a minute gave one per window: "0 tok/s" and NoTraffic under load."""
     windows = windows_of(query, WINDOW_S)[Key("ns", f"every-{interval_s}")]
     assert windows.error == ""
     for figures in (windows.current, windows.previous):
@@ -54,7 +54,7 @@ def test_the_window_follows_the_scrape_interval(query: Query, interval_s: int, l
 
 
 def test_an_interval_that_is_too_long_is_said(query: Query) -> None:
-    """With what to do about it, in place of figures that are none."""
+    """The error says what to do, in place of wrong figures."""
     windows = windows_of(query, WINDOW_S)[Key("ns", "every-150")]
     assert windows.current is None
     assert "scrape them every 15 s" in windows.error
@@ -69,7 +69,7 @@ def test_the_first_scrapes_of_a_pod_are_no_figures(query: Query, scrapes: int) -
 
 
 def test_a_series_without_its_labels_costs_the_others_nothing(query: Query) -> None:
-    """Pods export what they like: a drafter's counter without a drafter had everybody's figures lost."""
+    """Pods export what they like: a drafter's counter without a drafter lost the figures of all services."""
     assert windows_of(query, WINDOW_S)[Key("ns", "every-15")].current is not None
 
 
@@ -129,31 +129,31 @@ async def test_a_prometheus_that_does_not_answer_is_given_up_in_time() -> None:
     assert "does not answer" in figures.figures(Key("ns", "any")).error
 
 
-def _scrapes(now: float) -> Iterator[str]:
+def _scrapes(at: float) -> Iterator[str]:
     """OpenMetrics text: scrapes of an hour, and of the time that the test may take."""
     yield "# TYPE outrider_ready gauge"
     for interval_s in INTERVALS_S:
-        yield from _series("outrider_ready", interval_s, now, 0)
-    yield from _young("outrider_ready", now, 0)
-    yield from _rolling("outrider_ready", now)
-    yield from _series("outrider_ready", 15, now, 0, scraped_in="mallory")
+        yield from _series("outrider_ready", interval_s, at, 0)
+    yield from _young("outrider_ready", at, 0)
+    yield from _rolling("outrider_ready", at)
+    yield from _series("outrider_ready", 15, at, 0, scraped_in="mallory")
     yield "# TYPE outrider_output_tokens counter"
     for interval_s in INTERVALS_S:
-        yield from _series("outrider_output_tokens_total", interval_s, now, RATE)
-    yield from _young("outrider_output_tokens_total", now, RATE)
-    yield from _series("outrider_output_tokens_total", 15, now, 1000 * RATE, scraped_in="mallory")
-    yield from _rolling("outrider_output_tokens_total", now)
+        yield from _series("outrider_output_tokens_total", interval_s, at, RATE)
+    yield from _young("outrider_output_tokens_total", at, RATE)
+    yield from _series("outrider_output_tokens_total", 15, at, 1000 * RATE, scraped_in="mallory")
+    yield from _rolling("outrider_output_tokens_total", at)
     yield "# TYPE outrider_drafter_tried counter"
-    yield from _rolling("outrider_drafter_tried_total", now, ',drafter="eagle"')
-    yield from _series("outrider_drafter_tried_total", 15, now, RATE)  # and no label that names the drafter
+    yield from _rolling("outrider_drafter_tried_total", at, ',drafter="eagle"')
+    yield from _series("outrider_drafter_tried_total", 15, at, RATE)  # and no label that names the drafter
     for number in range(2 * MOST_LABELLED):
-        yield from _series("outrider_drafter_tried_total", 30, now, RATE, made_up=f',drafter="made-up-{number}"')
+        yield from _series("outrider_drafter_tried_total", 30, at, RATE, made_up=f',drafter="made-up-{number}"')
     yield "# TYPE outrider_drafter_accepted counter"
-    yield from _rolling("outrider_drafter_accepted_total", now, ',drafter="eagle"', (RATE // 2, 7 * RATE))
+    yield from _rolling("outrider_drafter_accepted_total", at, ',drafter="eagle"', (RATE // 2, 7 * RATE))
     yield "# TYPE outrider_steps counter"
-    yield from _rolling("outrider_steps_total", now)
+    yield from _rolling("outrider_steps_total", at)
     yield "# TYPE outrider_info gauge"
-    yield from _infos(now)
+    yield from _infos(at)
 
 
 def _rolling(name: str, newest_s: float, own: str = "", rates: tuple[int, int] = (RATE, RATE)) -> Iterator[str]:
@@ -173,11 +173,11 @@ def _infos(newest_s: float) -> Iterator[str]:
 
 
 def _series(
-    name: str, interval_s: int, now: float, rate: int, scraped_in: str = "ns", made_up: str = ""
+    name: str, interval_s: int, at: float, rate: int, scraped_in: str = "ns", made_up: str = ""
 ) -> Iterator[str]:
     labels = f'namespace="{scraped_in}",outrider_namespace="ns",outrider_service="every-{interval_s}"{made_up}'
     for age_s in range(3600, -900, -interval_s):
-        yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {now - age_s:.3f}"
+        yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {at - age_s:.3f}"
 
 
 def _young(name: str, newest_s: float, rate: int) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _young(name: str, newest_s: float, rate: int) -> Iterator[str]:
 
 
 def _certificate(folder: Path) -> Path:
-    """Self-signed for 127.0.0.1, its key beside it."""
+    """Write a self-signed certificate for 127.0.0.1 and its key."""
     certificate = folder / "ca.crt"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=prometheus",
@@ -200,7 +200,7 @@ def _certificate(folder: Path) -> Path:
 
 
 class _tls_proxy:  # noqa: N801 - used like a function
-    """HTTPS in front of Prometheus, for those who show the token."""
+    """HTTPS in front of Prometheus, which requires the token."""
 
     def __init__(self, address: str, certificate: Path) -> None:
         class Handler(http.server.BaseHTTPRequestHandler):

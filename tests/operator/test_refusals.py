@@ -1,4 +1,4 @@
-"""What the API server refuses stops what hangs on it and nothing else; what is not Outrider's stays as it is."""
+"""A refused write stops only dependent objects; objects of others stay as they are."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Slow = tuple[str, webhook.HoldingWebhook]
 
 @pytest.fixture
 def refuse(cluster: Cluster, namespace: str) -> Generator[Refuse, None, None]:
-    """A webhook that nobody answers, for objects of the module's namespace."""
+    """A webhook without a server, for objects of the module's namespace."""
 
     def add(group: str, resource: str, expression: str) -> None:
         conditions = [{"name": "marked", "expression": expression}]
-        nobody = {"url": "https://127.0.0.1:9/"}
+        unreachable = {"url": "https://127.0.0.1:9/"}
         webhook.configure(
-            cluster, BROKEN_WEBHOOK, namespace, nobody, group=group, resource=resource, matchConditions=conditions,
+            cluster, BROKEN_WEBHOOK, namespace, unreachable, group=group, resource=resource, matchConditions=conditions,
             timeoutSeconds=1,
         )  # fmt: skip
 
@@ -60,7 +60,7 @@ def never_pulled(cluster: Cluster, namespace: str) -> Generator[None, None, None
     name = f"never-pull-{namespace}"
     kind, metadata = {"apiVersion": "admissionregistration.k8s.io/v1"}, {"metadata": {"name": name}}
     rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"]}
-    here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     change = (
         "Object{spec: Object.spec{template: Object.spec.template{spec: Object.spec.template.spec{containers: "
         '[Object.spec.template.spec.containers{name: "runtime", imagePullPolicy: "Never"}]}}}}'
@@ -70,7 +70,7 @@ def never_pulled(cluster: Cluster, namespace: str) -> Generator[None, None, None
         "reinvocationPolicy": "Never",
         "matchConstraints": {
             "resourceRules": [{**rule, "resources": ["deployments"]}],
-            "namespaceSelector": here,
+            "namespaceSelector": selector,
         },
         "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": change}}],
     }
@@ -129,10 +129,10 @@ def test_a_service_that_another_made_is_not_taken_over(
     ours.wait("SpecValid", "False", "NameConflict")
     client.delete(SERVICE, namespace, "taken")
     wait_for("the Deployment to go", lambda: client.get(DEPLOYMENT, namespace, "taken") is None)
-    found = client.get(KUBERNETES_SERVICE, namespace, "taken")
-    assert found is not None
+    present = client.get(KUBERNETES_SERVICE, namespace, "taken")
+    assert present is not None
     for field in ("uid", "resourceVersion"):
-        assert found["metadata"][field] == made["metadata"][field]
+        assert present["metadata"][field] == made["metadata"][field]
 
 
 def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: Make, refuse: Refuse) -> None:
@@ -152,7 +152,7 @@ def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: M
 
 
 @pytest.mark.usefixtures("never_pulled")
-def test_a_policy_that_rewrites_images_is_told_of_and_not_fought(make: Make, cluster: Cluster) -> None:
+def test_a_policy_that_rewrites_images_is_reported_and_not_fought(make: Make, cluster: Cluster) -> None:
     """Each look applied the Deployment again, which changed nothing: six writes a second for one service."""
     service = make("rewritten", replicas=0, profiling={"mode": "Skip"})
     service.wait_updated()
@@ -176,7 +176,7 @@ def test_a_policy_that_rewrites_images_is_told_of_and_not_fought(make: Make, clu
 
 def test_a_webhook_that_takes_its_time_holds_up_its_own_namespace_only(slow: Slow, make: Make, client: Client) -> None:
     """Services whose writes hang had every worker of the operator, and a neighbour got no status. The denial that comes
-    at last is told, though it has the status of a busy server."""
+    at last is reported, though it has the status of a busy server."""
     namespace, holding = slow
     names = [f"s-{number}" for number in range(MOST_OF_A_NAMESPACE + 4)]
     for name in names:
@@ -184,14 +184,14 @@ def test_a_webhook_that_takes_its_time_holds_up_its_own_namespace_only(slow: Slo
     wait_for("calls that hang", lambda: holding.waiting >= MOST_OF_A_NAMESPACE)
     numbers = itertools.count()
 
-    def waits_for_nobody() -> bool:
-        """On a busy machine a call may be given up meanwhile: then another neighbour is looked at."""
+    def is_served_at_once() -> bool:
+        """True if no held call was given up meanwhile, as on a busy machine; else another neighbour is tried."""
         before = holding.given_up
         neighbour = make(f"neighbour-{next(numbers)}", replicas=0, profiling={"mode": "Skip"})
         wait_for("its conditions", lambda: neighbour.read().get("status"))
         return before == holding.given_up
 
-    wait_for("a neighbour that waits for nobody", waits_for_nobody)
+    wait_for("a neighbour that is served at once", is_served_at_once)
     holding.release()
     for name in names:
         wait_for("the denial", partial(_says, Service(client, namespace, name), "SpecValid", "the policy says no"))
@@ -224,7 +224,7 @@ def test_what_a_spec_no_longer_says_leaves_the_pods(make: Make) -> None:
 async def test_an_apply_touches_no_object_but_the_one_that_was_seen(
     name: str, make: Make, client: Client, namespace: str, cluster: Cluster
 ) -> None:
-    """Between the look and the write another may take the name, or the object may go: the operator's request names the
+    """Another object may take the name before the write, or the object may go: the operator's request names the
     uid, and the API server compares it."""
     if client.get(SERVICE, namespace, "seen") is None:
         make("seen", profiling={"mode": "Skip"}, replicas=0).wait_updated()
@@ -242,8 +242,8 @@ async def test_an_apply_touches_no_object_but_the_one_that_was_seen(
 
 def _writes(cluster: Cluster, service: Service) -> int:
     """How often the operator wrote objects of the service's name: services of other tests may be going meanwhile."""
-    written = [each for each in audit.writes(cluster.layout.audit) if each.get("userAgent") == "outrider-operator"]
-    objects = [each.get("objectRef", {}) for each in written]
+    written = [entry for entry in audit.writes(cluster.layout.audit) if entry.get("userAgent") == "outrider-operator"]
+    objects = [entry.get("objectRef", {}) for entry in written]
     return sum((it.get("namespace"), it.get("name")) == (service.namespace, service.name) for it in objects)
 
 
@@ -254,13 +254,13 @@ def _says(service: Service, kind: str, words: str) -> bool:
 def _operations(service: Service) -> set[str]:
     """How the operator wrote the Deployment, its status aside."""
     entries = service.child(DEPLOYMENT)["metadata"]["managedFields"]
-    return {each["operation"] for each in entries if each["manager"] == "outrider" and not each.get("subresource")}
+    return {entry["operation"] for entry in entries if entry["manager"] == "outrider" and not entry.get("subresource")}
 
 
 def _used(cluster: Cluster, namespace: str, resource: str) -> str | None:
     """What the namespace's quota counts of `resource`."""
     quotas = cluster.get("quota", namespace=namespace)
-    return next((each.get("status", {}).get("used", {}).get(resource) for each in quotas), None)
+    return next((entry.get("status", {}).get("used", {}).get(resource) for entry in quotas), None)
 
 
 def test_namespace_that_is_deleted_gives_no_warnings(

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.cluster
 
 RECONCILES = "outrider_operator_reconciles_total"
 LOOKS = 18
-"""At one a second: more than lie between two writes of figures."""
+"""Changes, one per second: more than fit between two writes of figures."""
 CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, REPLICA_SET, POD, JOB)
 
 
@@ -60,11 +60,11 @@ def test_kopf_leaves_no_trace(steady: Service) -> None:
 
 
 def test_the_health_names_each_background_task(steady: Service, operator_process: OperatorProcess) -> None:
-    """Whoever is woken by an alert on restarts sees which task ended, and why."""
+    """The health page tells which task ended, and why, for an alert on restarts."""
     del steady
-    wanted = {"resync", "polls of the pods", "histories", "watch of pods in all namespaces", "worker 1"}
+    expected = {"resync", "polls of the pods", "histories", "watch of pods in all namespaces", "worker 1"}
     # kopf answers a probe from what it knew some seconds ago.
-    tasks = wait_for("the tasks", lambda: wanted <= set(found := operator_process.health()["tasks"]) and found)
+    tasks = wait_for("the tasks", lambda: expected <= set(running := operator_process.health()["tasks"]) and running)
     assert set(tasks.values()) == {RUNNING}
 
 
@@ -88,7 +88,7 @@ def test_an_idle_operator_does_not_write(steady: Service, operator_process: Oper
     "kind", [SERVICE_ACCOUNT, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT], ids=lambda k: k.kind
 )
 def test_a_deleted_child_comes_back(steady: Service, client: Client, kind: ResourceKind) -> None:
-    """Deleted by hand: made anew at once. (The Deployment's pods are kept, as with --cascade=orphan.)"""
+    """A child deleted by hand is created again at once. (Pods are kept, as with --cascade=orphan.)"""
     before = steady.child(kind)["metadata"]["uid"]
     client.delete(kind, steady.namespace, steady.name, policy="Orphan")
     wait_for(f"the {kind.kind}", lambda: _other(client.get(kind, steady.namespace, steady.name), before))
@@ -143,8 +143,8 @@ def test_an_object_of_another_controller_is_left_alone(make: Make, client: Clien
     spec = {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}
     theirs = client.create(KUBERNETES_SERVICE, {"metadata": metadata, "spec": spec})
     service = make("taken", profiling={"mode": "Skip"})
-    found = service.wait("SpecValid", "False", "NameConflict")
-    assert "Service taken belongs to ConfigMap their-owner" in found["message"]
+    valid = service.wait("SpecValid", "False", "NameConflict")
+    assert "Service taken belongs to ConfigMap their-owner" in valid["message"]
     kept = client.get(KUBERNETES_SERVICE, namespace, "taken")
     assert kept is not None
     assert kept["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
@@ -185,10 +185,10 @@ def test_killed_in_the_middle_of_everything(make: Make, operator_process: Operat
         operator_process.start()
     service.wait_updated()
     made = audit.created(cluster.layout.audit, "replicasets", service.namespace)
-    assert len([each for each in made if each.startswith("shaken-")]) == 2
+    assert len([name for name in made if name.startswith("shaken-")]) == 2
 
 
-def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
+def test_an_upgrade_restarts_no_serving_pod_until_requested(
     steady: Service, operator_process: OperatorProcess, make: Make, client: Client
 ) -> None:
     """A new release's default image is for new services, and for those that are annotated to move."""
@@ -216,7 +216,7 @@ def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
 
 
 def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_process: OperatorProcess) -> None:
-    """The chart's share, raised step by step; a service that says no stays, and the status says who is behind."""
+    """The chart's share, raised step by step; a service that opts out stays, and its status says so."""
     fleet = _fleet(make, 3)
     for ship in fleet:
         ship.wait_updated()
@@ -260,7 +260,7 @@ def test_only_one_operator_is_active(
 
 
 def test_deleting_a_service_removes_everything(make: Make, client: Client, operator_process: OperatorProcess) -> None:
-    """By garbage collection alone, so also while the operator is down."""
+    """Garbage collection deletes the children, so also while the operator is down."""
     up, down = make("goes-up"), make("goes-down")
     for service in (up, down):
         service.wait_updated()

@@ -112,7 +112,7 @@ def test_other_field_makes_a_revision(services: dict[str, Service], field: str) 
 
 @pytest.mark.parametrize(("name", "least"), [("surge", 2), ("swap", 1)])
 def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str, least: int) -> None:
-    """Sampled every 200 ms, the pods that have served and were not told to go are never fewer than
+    """Sampled every 200 ms, the pods that have served and are not terminating are never fewer than
     replicas - maxUnavailable; a running request of a replaced pod is answered to its end. A pod whose probe times out
     on a busy machine is unready for a moment, and no rollout took it."""
     service = services[name]
@@ -136,7 +136,7 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
 
 
 def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> None:
-    """Coalesced: the last one runs, and ConfigMaps of revisions that nobody needs are gone."""
+    """Coalesced: the last one runs, and ConfigMaps of unused revisions are gone."""
     service = services["hasty"]
     service.wait_updated()
     for length in (101, 102, 103, 104, 105):
@@ -172,8 +172,8 @@ def test_a_revert_to_pods_that_crash_is_not_complete(services: dict[str, Service
     service.patch({"engine": crashing})
     wait_for("the Deployment to return", lambda: service.revision == revision)
     wait_for("a pod that crashes", lambda: _crashes(service))
-    found = service.wait("Progressing", "False", "Stalled")
-    assert "no such weights" in found["message"]
+    progressing = service.wait("Progressing", "False", "Stalled")
+    assert "no such weights" in progressing["message"]
     assert service.condition("Updated")["status"] == "False"
 
 

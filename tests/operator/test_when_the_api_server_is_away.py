@@ -27,7 +27,7 @@ AWAY_S = 60.0
 def test_a_crd_that_goes_and_comes_back_ends_nothing(
     make: Make, operator_process: OperatorProcess, cluster: Cluster
 ) -> None:
-    """As in a reinstallation: the same process forgets the services that went with it, and serves those that come."""
+    """A reinstallation of the CRD: the same process forgets the old services, and serves the new ones."""
     service = make("again", profiling={"mode": "Skip"})
     service.wait_updated()
     cluster.kubectl("delete", "crd", CRD_NAME, "--timeout=120s")
@@ -40,7 +40,7 @@ def test_a_crd_that_goes_and_comes_back_ends_nothing(
 
 
 def test_the_operator_goes_on_once_it_is_back(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:
-    """The same process: no restart, no deleted pod; a change is carried out, and a new service gets its children."""
+    """The process does not restart and deletes no pod. A change is carried out, and a new service gets its children."""
     serving = make("serving", replicas=2)
     serving.wait_updated()
     serving.wait("ProfilesReady", "True")

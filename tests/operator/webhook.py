@@ -1,4 +1,4 @@
-"""Admission webhooks, as a platform may have them: one that nobody answers, one that takes its time and then denies."""
+"""Admission webhooks, as a platform may have them: one without a server, one that takes its time and then denies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KIND = "validatingwebhookconfiguration"
 def configure(
     cluster: Cluster, name: str, namespace: str, client: dict[str, Any], *, group: str, resource: str, **more: Any
 ) -> None:
-    """Have `client` (a WebhookClientConfig) asked about each create and update of a resource in the namespace."""
+    """Call `client` (a WebhookClientConfig) for each create and update of a resource in the namespace."""
     rule = {"apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": [resource]}
     webhook = {
         "name": f"{name}.outrider.dev",
@@ -37,7 +37,7 @@ def configure(
 
 
 class HoldingWebhook:
-    """Answers nobody before `release`; then it denies, with the HTTP status of a server that is busy."""
+    """Answers no call before `release`; then it denies, with the HTTP status of a server that is busy."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self.waiting = 0
@@ -107,7 +107,7 @@ def _denial(review: dict[str, Any]) -> dict[str, Any]:
 
 
 def certificate_for(address: str, folder: Path) -> Path:
-    """Self-signed for the address, its key beside it."""
+    """Write a self-signed certificate for the address and its key."""
     certificate = folder / "webhook.crt"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=webhook",

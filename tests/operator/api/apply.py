@@ -37,7 +37,7 @@ class ApiServer:
         return self._send("POST", _PATH, _YAML, text)
 
     def dry_run_child(self, child: dict[str, Any]) -> dict[str, Any] | Refused:
-        """The same for an object of the operator's own: by server-side apply, as the operator sends it."""
+        """Dry-run an object of the operator by server-side apply, as the operator sends it."""
         path = kind_of(child).path(NAMESPACE, name_of(child))
         return self._send("PATCH", path, APPLY_PATCH, yaml_text(child), force="true")
 

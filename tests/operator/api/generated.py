@@ -1,6 +1,6 @@
 """Manifests made from the API's own schema: good ones, and ones that a single change may have spoilt.
 
-A good one is put together from parts that hold on their own; what the rules say of parts together is asked of
+A good one is put together from parts that hold on their own; what the rules say of parts together is decided by
 `load_manifest`, so that half of the examples are not lost.
 """
 
@@ -99,7 +99,7 @@ def problems(manifest: str) -> list[str]:
 
 @st.composite
 def good(draw: Draw) -> JsonObject:
-    """A spec that `serve -f` takes: parts of the schema's making, as far as they hold beside those before them."""
+    """A spec that `serve -f` takes: parts generated from the schema, as far as they are valid together."""
     spec: JsonObject = {"target": {"name": "org/model"}, "accelerator": {"products": ["cpu"]}}
     names = sorted(_SPEC["properties"].keys() - {"podTemplate"})  # Kubernetes judges it, not admission
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=4)):

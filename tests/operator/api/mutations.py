@@ -87,5 +87,5 @@ def _places(value: Any, inside: str = "") -> list[tuple[dict[str, Any], str]]:
         return [place for item in value for place in _places(item, inside)]
     if not isinstance(value, dict) or inside in ("affinity", "tolerations", "volumes", "metadata"):
         return []
-    here = [(value, key) for key in value if key not in ("apiVersion", "kind", "metadata", "spec")]
-    return [*here, *(place for key, item in value.items() for place in _places(item, key))]
+    places_here = [(value, key) for key in value if key not in ("apiVersion", "kind", "metadata", "spec")]
+    return [*places_here, *(place for key, item in value.items() for place in _places(item, key))]

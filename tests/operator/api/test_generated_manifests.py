@@ -1,4 +1,4 @@
-"""Manifests that nobody wrote: the API server and `serve -f` judge them alike, and what is accepted can be run."""
+"""Generated manifests: the API server and `serve -f` judge them alike, and accepted ones can be run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 _SETTINGS = OperatorSettings(
     runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1", allowed_host_paths=("/",)
 )
-_NOW = 1_800_000_000.0
+_START = 1_800_000_000.0
 # The same manifests in every run. Without shrinking: each example asks the API server.
 _examples = settings(
     max_examples=100,
@@ -74,7 +74,7 @@ def test_a_changed_manifest_gets_equal_verdicts_with_a_sentence_each(
 def _children(service: Object) -> list[Object]:
     """All that the operator would make for it on its first look."""
     spec = {**service["spec"], "metrics": {"source": "Pods"}, "paused": False}
-    plan = decide(Observed(service={**service, "spec": spec}, at=_NOW), _SETTINGS)
+    plan = decide(Observed(service={**service, "spec": spec}, at=_START), _SETTINGS)
     children = [*plan.create, *plan.apply]
     assert plan.status.conditions[0].status == "True", plan.status.conditions[0]
     assert children

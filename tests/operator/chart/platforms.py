@@ -9,7 +9,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.operator.manifests import IMAGE
 
 USER = 1000690000
-"""Of the namespaces that assign users; OpenShift gives each a range of its own. No image has it in its passwd."""
+"""User id that namespaces assign, as OpenShift does from a range per namespace. No image has it in its passwd."""
 ASSIGNS_USER = {"tests/assigns-user": "true"}
 """Label of such a namespace."""
 

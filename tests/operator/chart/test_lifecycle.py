@@ -169,7 +169,7 @@ def test_an_uninstall_leaves_the_service_and_its_pods(
 
 
 def test_roles_alone_are_enough(bare: Cluster, upgraded: dict[str, Any], previous: Service, tmp_path: Path) -> None:
-    """With watchNamespaces and no ClusterRole the operator serves its namespaces, and only those.
+    """The operator serves only watchNamespaces, without a ClusterRole.
 
     The release takes over the service that the uninstalled one left, without a restart of its pod.
     """
@@ -211,5 +211,5 @@ def _operator_pod(client: Client) -> str:
     return str(present["metadata"]["name"])
 
 
-def _is_true(found: dict[str, Any], generation: int) -> bool:
-    return found.get("status") == "True" and found.get("observedGeneration") == generation
+def _is_true(condition: dict[str, Any], generation: int) -> bool:
+    return condition.get("status") == "True" and condition.get("observedGeneration") == generation

@@ -85,12 +85,12 @@ def test_services_run_under_a_user_that_the_platform_assigns(bare: Cluster, open
     script = (
         'id -u; for each in "$HOME" "$HF_HOME" "$XDG_CACHE_HOME" /tmp /dev/shm; do touch "$each/new" || exit 1; done'
     )
-    told = bare.kubectl("exec", pod["metadata"]["name"], "-n", openshift.name, "--", "sh", "-c", script)
-    assert told.split() == [str(USER)]
+    output = bare.kubectl("exec", pod["metadata"]["name"], "-n", openshift.name, "--", "sh", "-c", script)
+    assert output.split() == [str(USER)]
 
 
 def test_the_admin_port_is_for_the_operator_and_for_monitoring(bare: Cluster, restricted: Team) -> None:
-    """In a namespace that denies by default the service comes up, serves everybody, and shows its state to few."""
+    """A service in a namespace that denies by default serves all clients, and shows its state to few."""
     restricted.service.wait_updated()
     (pod,) = restricted.service.pods()
     address, name = pod["status"]["podIP"], restricted.name
@@ -104,7 +104,7 @@ def test_the_admin_port_is_for_the_operator_and_for_monitoring(bare: Cluster, re
 def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy(
     bare: Cluster, openshift: Team
 ) -> None:
-    """Pods are ready, since the kubelet reaches them; nobody should have to guess why nothing is known of them."""
+    """Pods are ready, since the kubelet reaches them; a condition should tell why nothing is known of them."""
     for kind, status, reason in (
         ("Updated", "False", "ConfigPending"),
         ("GoodputHealthy", "Unknown", "MetricsUnavailable"),
@@ -130,9 +130,11 @@ def test_prometheus_sees_the_conditions_of_a_releases_own_services(bare: Cluster
 def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: Team, openshift: Team) -> None:
     """Each has a priority class of its own, serves its own namespace, and goes without taking the other's."""
     teams = (restricted, openshift)
-    wanted = {f"{team.system}.{RELEASE}-profiling-minus-5": -5 for team in teams}
-    present = {each["metadata"]["name"]: each["value"] for each in bare.get("priorityclasses")}
-    assert wanted.items() <= present.items()
+    expected = {f"{team.system}.{RELEASE}-profiling-minus-5": -5 for team in teams}
+    present = {
+        priority_class["metadata"]["name"]: priority_class["value"] for priority_class in bare.get("priorityclasses")
+    }
+    assert expected.items() <= present.items()
     bare.helm("uninstall", RELEASE, "-n", restricted.system, "--wait")
     openshift.service.patch({"profiling": {"mode": "Auto", "timeout": "20m"}, "replicas": 2})
     openshift.service.wait("Available", "True")
@@ -148,8 +150,8 @@ def _series(cluster: Cluster, team: Team) -> set[tuple[str, ...]]:
     families = text_string_to_metric_families(cluster.kubectl("get", "--raw", path))
     samples = [sample for family in families if family.name == NAME for sample in family.samples]
     assert {sample.labels["outrider_namespace"] for sample in samples} <= {team.name}
-    wanted = ("outrider_service", "type", "status", "reason")
-    return {tuple(sample.labels[label] for label in wanted) for sample in samples}
+    expected = ("outrider_service", "type", "status", "reason")
+    return {tuple(sample.labels[label] for label in expected) for sample in samples}
 
 
 def _writers(cluster: Cluster, namespace: str) -> set[str]:

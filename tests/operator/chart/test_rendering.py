@@ -53,8 +53,8 @@ EVERYTHING: dict[str, Any] = {
 
 def test_lint_is_clean(any_cluster: Kubectl) -> None:
     """`helm lint --strict` says nothing but that there is no icon."""
-    found = [line for line in any_cluster.helm("lint", "--strict", str(CHART)).splitlines() if line.startswith("[")]
-    assert found == ["[INFO] Chart.yaml: icon is recommended"]
+    findings = [line for line in any_cluster.helm("lint", "--strict", str(CHART)).splitlines() if line.startswith("[")]
+    assert findings == ["[INFO] Chart.yaml: icon is recommended"]
 
 
 @pytest.mark.parametrize("chosen", [{}, EVERYTHING, {"watchNamespaces": ["a", "b"]}], ids=["none", "all", "roles"])
@@ -145,7 +145,7 @@ def test_every_setting_of_the_operator_is_set(any_cluster: Kubectl, tmp_path: Pa
     """The chart and the operator's configuration know the same variables, and the chart's defaults are legal."""
     (deployment,) = [o for o in rendered(any_cluster, tmp_path, {}) if o["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    environment = _Asked({v["name"]: v.get("value", "from-the-pod") for v in container["env"]})
+    environment = _RecordingEnvironment({v["name"]: v.get("value", "from-the-pod") for v in container["env"]})
     read_configuration(environment)
     assert environment.asked == {name for name in environment if name.startswith("OUTRIDER_")}
 
@@ -153,7 +153,7 @@ def test_every_setting_of_the_operator_is_set(any_cluster: Kubectl, tmp_path: Pa
 def test_prometheus_ca_and_token_are_mounted_where_the_operator_reads_them(
     any_cluster: Kubectl, tmp_path: Path
 ) -> None:
-    """From a ConfigMap and a Secret; without them nothing is mounted."""
+    """CA and token come from a ConfigMap and a Secret; without them nothing is mounted."""
     chosen = {"url": "https://prometheus", "ca": {"configMap": "bundle"}, "token": {"secret": "reader", "key": "t"}}
     (deployment,) = [o for o in rendered(any_cluster, tmp_path, {"prometheus": chosen}) if o["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
@@ -167,7 +167,7 @@ def test_prometheus_ca_and_token_are_mounted_where_the_operator_reads_them(
     assert volumes["prometheus-token"]["secret"]["secretName"] == "reader"
 
 
-class _Asked(dict[str, str]):
+class _RecordingEnvironment(dict[str, str]):
     """Remembers which keys were looked up."""
 
     def __init__(self, content: dict[str, str]) -> None:
@@ -216,7 +216,7 @@ def _environment(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_no_rule_names_secrets_or_everything(any_cluster: Kubectl, tmp_path: Path) -> None:
-    """Least privilege, by the text of the rules: the chart gives nobody a verb on Secrets, and no wildcard."""
+    """Least privilege, by the text of the rules: the chart grants no verb on Secrets, and no wildcard."""
     for document in rendered(any_cluster, tmp_path, EVERYTHING):
         for rule in document.get("rules") or []:
             assert "secrets" not in rule["resources"]
@@ -224,7 +224,7 @@ def test_no_rule_names_secrets_or_everything(any_cluster: Kubectl, tmp_path: Pat
 
 
 def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> None:
-    """Without cluster-wide rights the chart makes nothing cluster-scoped, and says what it needs."""
+    """The chart creates nothing cluster-scoped without cluster-wide rights, and says what it needs."""
     with pytest.raises(ClusterError, match="watchNamespaces: name the namespaces to serve"):
         rendered(any_cluster, tmp_path, {"rbac": {"clusterScoped": False}})
     chosen = {
@@ -237,7 +237,7 @@ def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> No
 
 
 def test_profiling_is_below_serving_and_still_worth_a_node(any_cluster: Kubectl, tmp_path: Path) -> None:
-    """For a pod below -10 the cluster-autoscaler adds no node: `Required` could not start from none."""
+    """The cluster-autoscaler adds no node for a pod below -10: `Required` could not start without nodes."""
     (priority,) = [o for o in rendered(any_cluster, tmp_path, {}) if o["kind"] == "PriorityClass"]
     assert -10 <= priority["value"] < 0
     assert priority["preemptionPolicy"] == "Never"
@@ -262,15 +262,15 @@ def test_two_releases_share_no_name_in_the_cluster(any_cluster: Kubectl) -> None
 def test_the_operators_pod_names_a_user_unless_the_platform_assigns_it(
     any_cluster: Kubectl, chosen: bool | None, openshift: bool, named: bool
 ) -> None:
-    """Seen by OpenShift's own API where the values do not say it; the operator is told for its pods."""
+    """The chart detects OpenShift by its API unless the values say it, and passes it to the operator."""
     flags = [] if chosen is None else ["--set", f"platformAssignsUser={str(chosen).lower()}"]
     flags += ["--api-versions", "security.openshift.io/v1"] if openshift else []
     text = any_cluster.helm("template", "x", str(CHART), *flags)
     (deployment,) = [o for o in yaml.safe_load_all(text) if o and o["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     assert ("runAsUser" in pod["securityContext"]) is named
-    told = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}["OUTRIDER_PLATFORM_ASSIGNS_USER"]
-    assert told == str(not named).lower()
+    setting = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}["OUTRIDER_PLATFORM_ASSIGNS_USER"]
+    assert setting == str(not named).lower()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_the_operators_pod_names_a_user_unless_the_platform_assigns_it(
 def test_the_operators_policy_lets_it_reach_prometheus(
     any_cluster: Kubectl, tmp_path: Path, url: str, port: int
 ) -> None:
-    """By the port of its address, which may be the scheme's own."""
+    """The policy has the port of Prometheus' address, which may be the scheme's default."""
     chosen = {"networkPolicy": {"enabled": True}, "prometheus": {"url": url}}
     (policy,) = [o for o in rendered(any_cluster, tmp_path, chosen) if o["kind"] == "NetworkPolicy"]
     assert policy["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": port}]}
@@ -304,7 +304,7 @@ def monitored(cluster: Cluster) -> Generator[Cluster, None, None]:
 
 
 def test_the_prometheus_operator_takes_its_objects(monitored: Cluster, tmp_path: Path) -> None:
-    """By the schema that it publishes, where an unknown field is an error."""
+    """The manifest fits the published schema, in which an unknown field is an error."""
     objects = [o for o in rendered(monitored, tmp_path, EVERYTHING) if o["apiVersion"] == "monitoring.coreos.com/v1"]
     assert [o["kind"] for o in objects] == ["PodMonitor", "PodMonitor", "PrometheusRule"]
     for document in objects:
@@ -321,7 +321,7 @@ def _in_default(document: dict[str, Any]) -> str:
 
 
 def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> None:
-    """An alert on a metric that nobody exports would never fire."""
+    """An alert on a metric that does not exist would never fire."""
     known = (
         {spec.name for spec in METRICS}
         | {condition_metrics.NAME}
@@ -338,7 +338,7 @@ def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> 
 
 
 def test_every_alert_has_its_section_in_the_runbook(any_cluster: Kubectl, tmp_path: Path) -> None:
-    """Whoever is woken at night follows runbook_url; the sections and the alerts are the same set."""
+    """An operator on call follows runbook_url; the sections and the alerts are the same set."""
     runbook = REPOSITORY / "docs" / "how-to" / "troubleshoot.md"
     headings = re.findall(r"^### (Outrider\w+)$", runbook.read_text(), re.MULTILINE)
     (rules,) = [o for o in rendered(any_cluster, tmp_path, EVERYTHING) if o["kind"] == "PrometheusRule"]

@@ -72,7 +72,7 @@ def _measured(boot: BootConfig, keys: ProfileKeys, arguments: argparse.Namespace
         costs={ProfileExecutionMode.UNIFORM: cost, ProfileExecutionMode.VARLEN: cost},
         error_percent=4.2,
         spread_percent=noise,
-        measured_at=_now(),
+        measured_at=_timestamp_now(),
     )
     return ProfilingResult(
         target=target if arguments.target else None,
@@ -96,11 +96,11 @@ def _drafter(name: str, keys: ProfileKeys) -> DrafterProfile:
         cost=ProfileStepCost(constant_s=0.001),
         autoregressive=False,
         error_percent=3.0,
-        measured_at=_now(),
+        measured_at=_timestamp_now(),
     )
 
 
-def _now() -> str:
+def _timestamp_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

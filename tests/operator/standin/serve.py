@@ -96,8 +96,8 @@ def _read_hot() -> HotConfig:
 
 def _product() -> str:
     annotations = Path(PODINFO_DIR, "annotations").read_text()
-    found = re.search(rf'^{re.escape(PRODUCT_ANNOTATION)}="(.*)"$', annotations, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf'^{re.escape(PRODUCT_ANNOTATION)}="(.*)"$', annotations, re.MULTILINE)
+    return match[1] if match else ""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -145,7 +145,7 @@ class Admin(_Handler):
             self.answer(200 if self.path == LIVE_PATH else 404, "{}")
 
     def _state(self, body: str) -> None:
-        """The state, in the way that the stand-in was told to answer."""
+        """Answer with the state, in the way that the stand-in's settings say."""
         numbers = {"digits": "9" * 400, "huge": "1" + "0" * 30}
         how = self.runtime.answers
         if how in numbers:

@@ -24,7 +24,7 @@ from outrider_crds.runtime_state import (
 from outrider_crds.spec import SpeculationMode
 
 WEIGHT_PER_S = 10_000.0
-"""Of the probes: a second of load says 1% exactly."""
+"""Weight of the probes: a second of load gives exactly 1%."""
 STEPS_PER_S = 20.0
 CANARY_TOKENS, CANARY_PRICE_S, CANARY_VARIATION, CANARY_CORRELATION = 100, 0.5, 0.2, 0.5
 """Mean tokens and price of a stable arm's request, the deviation / mean of both, and their correlation."""
@@ -39,7 +39,7 @@ class Behaviour:
     tokens_per_s: float = 0.0
     """Goodput; 0 is a service without traffic."""
     speedup: float = 1.5
-    """Below 1 the choice is not to speculate."""
+    """Speed-up; below 1 the choice is not to speculate."""
     attained_percent: float = 100.0
     """Share of requests that meet their class."""
     reckless: bool = False
@@ -47,7 +47,7 @@ class Behaviour:
     unloadable: str = ""
     """Name of a drafter that does not load."""
     start_s: float = 0.2
-    """From start to ready; negative: never."""
+    """Seconds from start to ready; negative: never."""
     crash: bool = False
     canary_gain_percent: float = 10.0
     """Candidate's goodput by the stable arm's, less 100%."""
@@ -102,8 +102,8 @@ def runtime_state(
 ) -> RuntimeState:
     """The state at this moment, `streamed_tokens` of real requests included. canary_since: Unix seconds at which the
     canary's attempt began."""
-    now = time.time()
-    load_s = now - started_at if behaviour.tokens_per_s else 0.0
+    at = time.time()
+    load_s = at - started_at if behaviour.tokens_per_s else 0.0
     tokens = int(load_s * behaviour.tokens_per_s) + streamed_tokens
     reason = _reason(boot, hot, behaviour)
     speculating = reason == "Pays"
@@ -113,7 +113,7 @@ def runtime_state(
         revision=boot.revision,
         config_hash=config_hash(hot),
         started_at=started_at,
-        reported_at=now,
+        reported_at=at,
         ready=ready,
         plugin_active=True,
         product=product,
@@ -130,7 +130,7 @@ def runtime_state(
         ],
         slo_classes=[_slo_class(slo.name, behaviour, load_s) for slo in hot.slo_classes],
         speedup=_speedup(behaviour, load_s),
-        canary=_canary(hot, behaviour, now - canary_since if load_s else 0.0),
+        canary=_canary(hot, behaviour, at - canary_since if load_s else 0.0),
     )
 
 
