@@ -56,8 +56,9 @@ RESERVED_ENV = (
 RESERVED_KEY_PREFIX = "outrider.dev/"
 RESERVED_LABELS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/name")
 
-_SHORT_OPTION = "^-([^-0-9.]|$)"
-"""Pattern of a short option. A negative number is a value."""
+_SHORT_OPTION = "(?s)^-([^-0-9.O]|O($|[^0-3]|[0-3].)|$)"
+"""Pattern of a short option. A negative number is a value; -O3 is vLLM's usual name of --optimization-level=3."""
+_FIRST = "(?s)^(--.*|-O[0-3])$"
 _TWO_WORDS = r"^--[^=]*[ \t\r\n]"
 
 _RESERVED_ENV_TEXT = f"{RESERVED_ENV_PREFIX}*, {', '.join(RESERVED_ENV)}"
@@ -118,8 +119,8 @@ ENGINE_RULES = (
     Rule(
         on=Engine,
         field=".extraArgs",
-        cel="!has(self.extraArgs) || self.extraArgs.size() == 0 || self.extraArgs[0].startsWith('--')",
-        holds=lambda e: not e.extra_args or e.extra_args[0].startswith("--"),
+        cel=f"!has(self.extraArgs) || self.extraArgs.size() == 0 || self.extraArgs[0].matches({cel_pattern(_FIRST)})",
+        holds=lambda e: not e.extra_args or re.fullmatch(_FIRST, e.extra_args[0]) is not None,
         message="extraArgs must begin with an option; write each as '--name=value' or '--name'",
     ),
     Rule(

@@ -247,9 +247,9 @@ def drafter_key(target: str, drafter: DrafterSpec) -> str:
 
 
 def normalised_arguments(arguments: list[str]) -> list[str]:
-    """The arguments in one form: `--a=b`, `--a b` and any order are equal."""
+    """The arguments in one form: `--a=b`, `--a b` and any order are equal, as are `-O3` and its long form."""
     joined: list[str] = []
-    for argument in arguments:
+    for argument in (re.sub("^-O([0-3])$", r"--optimization-level=\1", argument) for argument in arguments):
         if argument.startswith("--") or not joined or "=" in joined[-1]:
             joined.append(re.sub(r"^(--[A-Za-z0-9_-]+)", lambda m: m[1].replace("_", "-"), argument))
         else:

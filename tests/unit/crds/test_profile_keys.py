@@ -78,3 +78,10 @@ def test_another_token_secret_shares_a_profile() -> None:
 def test_what_does_not_shares_one() -> None:
     renamed = [{"name": "lookup", "method": "PromptLookup", "promptLookup": {}, "paused": True}]
     assert keys(replicas=3, draftPool=renamed, engine={"backend": "vLLM"}) == keys()
+
+
+def test_an_optimization_level_has_two_names() -> None:
+    """`-O3` in the middle was taken for the value of the option before it."""
+    short = keys(engine={"extraArgs": ["--enable-prefix-caching", "-O3"]})
+    assert short == keys(engine={"extraArgs": ["--optimization-level=3", "--enable-prefix-caching"]})
+    assert short != keys(engine={"extraArgs": ["--enable-prefix-caching", "-O2"]})
