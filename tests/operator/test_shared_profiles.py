@@ -57,9 +57,10 @@ def test_one_job_serves_two_namespaces(cluster: Cluster, client: Client) -> None
     client.create(CONFIG_MAP, {**forged, "metadata": metadata, "data": {"target.json": "{}"}})
     tenant = _make(client, TENANT, "user")
     tenant.wait("ProfilesReady", "True", "Profiled")
-    own = client.get(CONFIG_MAP, TENANT, shared.replace("-shared-", "-"))
-    assert own is not None
+    # The status says it from the first look on, which writes nothing else.
+    own = wait_for("its own copy", lambda: client.get(CONFIG_MAP, TENANT, shared.replace("-shared-", "-")))
     assert own["data"] == forged["data"]
+    wait_for("its pod", lambda: tenant.ready_pods())
     assert audit.created(cluster.layout.audit, "jobs", TENANT) == []
 
 
