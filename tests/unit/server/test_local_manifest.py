@@ -172,6 +172,7 @@ def test_every_example_is_a_valid_manifest(name: str) -> None:
 
 # What each patch of an example is applied to: a service, and the patches before it.
 PATCHED = {
+    "smollm2-block-draft-patch.yaml": ("smollm2-cpu.yaml",),
     "smollm2-second-draft-patch.yaml": ("smollm2-cpu.yaml",),
     "smollm2-better-draft-patch.yaml": ("smollm2-canary.yaml",),
     "smollm2-worse-draft-patch.yaml": ("smollm2-canary.yaml", "smollm2-better-draft-patch.yaml"),
