@@ -22,6 +22,7 @@ DATA_KEY_PATTERN = r"^\.?[-_A-Za-z0-9][-._A-Za-z0-9]*$"
 VARIABLE_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 IMAGE_PATTERN = "^[!-~]+$"
 ABSOLUTE_PATTERN = "^/"
+BUCKET_PATTERN = "^s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9](/[!-~]+)?$"
 MOUNT_PATTERN = "^(/[^/:]+)+$"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=NAME_PATTERN)]
@@ -40,6 +41,8 @@ DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern
 """Key of an entry in a Secret or ConfigMap."""
 VariableName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=VARIABLE_PATTERN)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=IMAGE_PATTERN)]
+BucketUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=BUCKET_PATTERN)]
+"""A folder in an S3 bucket."""
 ServedName = Annotated[
     str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.:/@+]*$")
 ]

@@ -21,12 +21,14 @@ from outrider_crds.spec import (
     CPU_PRODUCT,
     Accelerator,
     Backend,
+    CABundle,
     DrafterSpec,
     DraftMethod,
     HostPathSource,
     ModelCache,
     ModelRef,
     ModelSource,
+    OciSource,
     Profiling,
     PromptLookup,
     PvcSource,
@@ -37,6 +39,7 @@ from outrider_crds.spec import (
     SpeculativeServiceSpec,
 )
 
+_SOURCES = tuple(field.alias or name for name, field in ModelSource.model_fields.items())
 _SPLIT_KV = "--decode-context-parallel-size"
 SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 _BLOCKS = {
@@ -97,11 +100,12 @@ def _positive(on: type[Model], field: str, attribute: str) -> Rule:
 
 def _inside(on: type[Model], what: str) -> Rule:
     """A path without `..`, so that it stays where it says."""
+    is_absent = "" if on.model_fields["path"].is_required() else "!has(self.path) || "
     return Rule(
         on=on,
         field=".path",
-        cel="!self.path.split('/').exists(part, part == '..')",
-        holds=lambda source: ".." not in source.path.split("/"),
+        cel=f"{is_absent}!self.path.split('/').exists(part, part == '..')",
+        holds=lambda source: ".." not in (source.path or "").split("/"),
         message=f"path must not contain '..': write the folder {what} without it",
     )
 
@@ -149,9 +153,22 @@ _SERVICE_RULES = (
 _MODEL_RULES = (
     Rule(
         on=ModelSource,
-        cel="[has(self.hub), has(self.pvc), has(self.hostPath)].exists_one(given, given)",
-        holds=lambda s: [s.hub, s.pvc, s.host_path].count(None) == 2,
-        message="source must hold exactly one of hub, pvc, hostPath: keep the one that the weights come from",
+        cel=f"[{', '.join(f'has(self.{kind})' for kind in _SOURCES)}].exists_one(given, given)",
+        holds=lambda s: len(s.model_dump(exclude_none=True)) == 1,
+        message=f"source must hold exactly one of {', '.join(_SOURCES)}: keep the one that the weights come from",
+    ),
+    Rule(
+        on=CABundle,
+        cel="has(self.configMap) != has(self.secret)",
+        holds=lambda b: (b.config_map is None) != (b.secret is None),
+        message="caBundle must hold exactly one of configMap, secret: keep the one with the certificates",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".target.source.s3",
+        cel="self.engine.backend == 'vLLM' || !has(self.target.source.s3)",
+        holds=lambda s: s.engine.backend is Backend.VLLM or s.target.source.s3 is None,
+        message="source.s3 needs engine.backend vLLM, whose streamer reads buckets: use another source, or set it",
     ),
     Rule(
         on=ModelRef,
@@ -161,6 +178,7 @@ _MODEL_RULES = (
         message="revision is read from the hub only: remove it, or use source.hub",
     ),
     _inside(PvcSource, "inside the volume"),
+    _inside(OciSource, "inside the image"),
     _inside(HostPathSource, "on the node"),
     _inside(HostPathVolume, "on the node"),
     Rule(

@@ -37,7 +37,8 @@ PROFILES_DIR = "/etc/outrider/profiles"  # <PROFILES_DIR>/<product>/{target.json
 PODINFO_DIR = "/etc/outrider/podinfo"  # downward API: the file `annotations`, as the kubelet writes it
 PRODUCT_ANNOTATION = "outrider.dev/product"
 MODEL_CACHE_DIR = "/var/cache/outrider"  # HF_HOME; the modelCache volume
-MODEL_VOLUMES_DIR = "/var/lib/outrider/models"  # pvc and hostPath sources: <dir>/target, <dir>/draft-<drafter name>
+MODEL_VOLUMES_DIR = "/var/lib/outrider/models"  # mounted sources: <dir>/target, <dir>/draft-<drafter name>
+CA_FILE = "/etc/outrider/ca/ca.crt"  # spec.caBundle
 TARGET_MOUNT = "target"
 SERVING_PORT = 8000  # the OpenAI-compatible API, behind the Service
 ADMIN_PORT = 9000  # state, metrics and probes; not behind the Service
@@ -159,13 +160,17 @@ def draft_mount(drafter: str) -> str:
 
 
 def model_location(model: ModelRef, mount: str) -> str:
-    """Model argument of the engine: a folder under MODEL_VOLUMES_DIR/<mount>, or the name on the hub.
+    """Model argument of the engine: a folder under MODEL_VOLUMES_DIR/<mount>, the bucket's URI, or the name on the hub.
 
-    A hostPath source is mounted at MODEL_VOLUMES_DIR/<mount> itself. A pvc source is a subfolder of the claim there.
+    A hostPath source is mounted at MODEL_VOLUMES_DIR/<mount> itself. A pvc or oci source is a subfolder of the claim or
+    image there.
     """
     source: ModelSource = model.source
+    if source.s3 is not None:
+        return source.s3.uri
     if source.host_path is not None:
         return f"{MODEL_VOLUMES_DIR}/{mount}"
-    if source.pvc is not None:
-        return f"{MODEL_VOLUMES_DIR}/{mount}/{source.pvc.path.strip('/')}"
+    volume = source.pvc or source.oci
+    if volume is not None:
+        return f"{MODEL_VOLUMES_DIR}/{mount}/{(volume.path or '').strip('/')}".rstrip("/")
     return model.name

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from outrider_crds.base import DURATION_PATTERN
 from outrider_crds.names import (
     ABSOLUTE_PATTERN,
+    BUCKET_PATTERN,
     DATA_KEY_PATTERN,
     DOMAIN_PATTERN,
     IMAGE_PATTERN,
@@ -87,6 +88,7 @@ _PATTERN_WORDS = {
     DATA_KEY_PATTERN: "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.'",
     VARIABLE_PATTERN: "a variable's name: letters, digits and '_', no digit first",
     IMAGE_PATTERN: "an image reference without spaces",
+    BUCKET_PATTERN: "a folder in a bucket such as s3://models/llama-8b",
     ABSOLUTE_PATTERN: "an absolute path, one that begins with '/'",
     MOUNT_PATTERN: "an absolute path such as /mnt/data, without ':', '//' and a '/' at its end",
     QUANTITY_PATTERN: "a quantity such as 500m, 2 or 4Gi",

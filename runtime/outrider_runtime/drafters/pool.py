@@ -13,6 +13,7 @@ from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
 from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
+from outrider_runtime.bucket import bucket_folder, is_bucket
 from outrider_runtime.drafters import METHODS
 from outrider_runtime.drafters.draft_configs import ModelConfig, ModelPair, target_config, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
@@ -24,7 +25,7 @@ class ModelPlaces(Model):
     mounted: bool = True
 
     def location(self, model: ModelRef, mount: str) -> str:
-        """Return the folder of a model, or its name on the hub."""
+        """Return the folder of a model, its bucket's URI, or its name on the hub."""
         host_path = model.source.host_path
         return host_path.path if host_path is not None and not self.mounted else model_location(model, mount)
 
@@ -99,7 +100,8 @@ def _read(
 ) -> _LoadedConfig:
     """Read a model's config. Raises OSError or ValueError with a sentence."""
     location = places.location(model, mount)
-    return _LoadedConfig(parse(model_config(model, location), location), location)
+    config = parse(model_config(model, location), location)
+    return _LoadedConfig(config, str(bucket_folder(location)) if is_bucket(location) else location)
 
 
 def _longest_request(boot: BootConfig, target: ModelConfig) -> int | None:
@@ -119,7 +121,9 @@ def window_too_long(drafter: DrafterSpec, longest: int | None) -> str:
 
 
 def model_config(model: ModelRef, location: str) -> Config:
-    """Read a config.json from the model's folder or from the hub. Raises OSError or ValueError with a sentence."""
+    """Read a config.json from the model's folder, its bucket or the hub. Raises OSError or ValueError."""
+    if is_bucket(location):
+        return read_config(bucket_folder(location))
     if location.startswith("/") or Path(location).is_dir():
         return read_config(Path(location))
     from huggingface_hub import hf_hub_download  # part of the engine's own installation

@@ -16,8 +16,10 @@ from typing import NoReturn
 
 from outrider_crds.runtime_config import STATE_PATH
 from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, RuntimeState, SLOClassState
-from outrider_crds.spec import Backend
+from outrider_crds.spec import Backend, ModelRef, ModelSource
 
+from outrider_runtime.bucket import is_bucket
+from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import SIGNALLED, Drain, EngineDiedError, EngineServer
@@ -79,25 +81,42 @@ def _plan(serving: Serving) -> LaunchPlan:
         plan = plan_launch(serving.boot, serving.hot, serving.paths)
     except UntestedEngineError as error:
         raise StartupError(str(error)) from error
-    _check_target(serving.boot.target.name, Path(target_location(plan)))
+    _check_target(serving.boot.target, target_location(plan))
     for name, reason in plan.pool.dropped.items():
         logger.warning("drafter %r is not used: %s", name, reason)
     return plan
 
 
-def _check_target(name: str, location: Path) -> None:
-    """Raise StartupError if the folder `location` holds no model that this user can read. Names on the hub pass."""
-    if not location.is_absolute():
+def _check_target(target: ModelRef, location: str) -> None:
+    """Raise StartupError if no model that this user can read is at `location`. Names on the hub pass."""
+    folder = Path(location)
+    if is_bucket(location):
+        _check_bucket(target, location)
+    if not folder.is_absolute():
         return
-    remedy = "check the path in spec.target.source, and that the pod's user may read it"
-    if not os.access(location / "config.json", os.R_OK):
-        raise StartupError(f"the target {name!r} is not there: {location} has no readable config.json; {remedy}")
-    unreadable = sorted(file.name for file in location.iterdir() if not os.access(file, os.R_OK))
+    if not os.access(folder / "config.json", os.R_OK):
+        what = f"the target {target.name!r} is not there: {folder} has no readable config.json"
+        raise StartupError(f"{what}; {_remedy(target.source)}")
+    unreadable = sorted(file.name for file in folder.iterdir() if not os.access(file, os.R_OK))
     if unreadable:  # safetensors writes weights with mode 0600
         files = ", ".join(unreadable)
         raise StartupError(
-            f"the target {name!r} cannot be read: the pod's user has no permission to read {files} in {location}"
+            f"the target {target.name!r} cannot be read: the pod's user has no permission to read {files} in {folder}"
         )
+
+
+def _check_bucket(target: ModelRef, location: str) -> None:
+    try:
+        model_config(target, location)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"the target {target.name!r} is not there: {error}") from error
+
+
+def _remedy(source: ModelSource) -> str:
+    if source.oci is not None:
+        folder = source.oci.path or "its root"
+        return f"the image {source.oci.reference} holds no model in {folder}; check reference and path of source.oci"
+    return "check the path in spec.target.source, and that the pod's user may read it"
 
 
 def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> int:

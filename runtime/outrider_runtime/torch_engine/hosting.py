@@ -11,6 +11,7 @@ from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.runtime_state import DrafterMemory
 from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
+from outrider_runtime.bucket import is_bucket
 from outrider_runtime.drafters.pool import choose_pool
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
@@ -93,6 +94,8 @@ def _drafter(spec: DrafterSpec, paths: Paths, target: CachedModel, pool: KVPool,
 def model_folder(model: ModelRef, paths: Paths, mount: str) -> Path:
     """Find a model's folder; download it when it is on the Hugging Face Hub. Raises UnsupportedModelError."""
     location = paths.models.location(model, mount)
+    if is_bucket(location):
+        raise UnsupportedModelError(f"model {location!r} is in a bucket, which engine.backend vLLM alone can read")
     if Path(location).is_absolute():
         return Path(location)
     from huggingface_hub import snapshot_download

@@ -8,8 +8,9 @@ import shutil
 from itertools import pairwise
 
 from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
-from outrider_crds.spec import DrafterSpec, DraftMethod, Dtype
+from outrider_crds.spec import DrafterSpec, DraftMethod, Dtype, ModelRef
 
+from outrider_runtime.bucket import LOAD_FORMAT
 from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.drafters.draft_configs import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
@@ -42,6 +43,8 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     ]
     if boot.target.revision and boot.target.source.hub is not None:
         arguments.append(f"--revision={boot.target.revision}")
+    if any(model.source.s3 is not None for model in _models(plan)):
+        arguments.append(f"--load-format={LOAD_FORMAT}")
     if boot.engine.max_model_len is not None:
         arguments.append(f"--max-model-len={boot.engine.max_model_len}")
     speculative = speculative_config(plan)
@@ -49,6 +52,11 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
     arguments += _additional_config(plan)
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
+
+
+def _models(plan: LaunchPlan) -> list[ModelRef]:
+    """Models that the engine loads, with one loader for all."""
+    return [plan.boot.target, *(drafter.neural.model for drafter in plan.pool.neural if drafter.neural is not None)]
 
 
 def _served_names(boot: BootConfig) -> list[str]:

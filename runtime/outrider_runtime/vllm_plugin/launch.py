@@ -109,5 +109,5 @@ def load_plan(environ: Mapping[str, str] = os.environ) -> LaunchPlan:
 
 
 def target_location(plan: LaunchPlan) -> str:
-    """Return the engine's argument for the target: a folder, or a name on the hub."""
+    """Return the engine's argument for the target: a folder, a bucket's URI, or a name on the hub."""
     return plan.paths.models.location(plan.boot.target, TARGET_MOUNT)

@@ -85,8 +85,7 @@ def _host_paths(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Ver
 
 def _host_paths_of(spec: SpeculativeServiceSpec) -> list[tuple[str, str]]:
     """(field, path on the node) of every host path."""
-    models = {"target": spec.target, **{f"draftPool[{d.name}]": d.neural.model for d in spec.draft_pool if d.neural}}
-    sources = [(f"{name}.source", model.source.host_path) for name, model in models.items()]
+    sources = [(f"{name}.source", model.source.host_path) for name, model in spec.models.items()]
     volumes = [(f"podTemplate.volumes[{v.name}]", v.host_path) for v in spec.pod_template.volumes]
     return [(where, source.path) for where, source in (*sources, *volumes) if source is not None]
 

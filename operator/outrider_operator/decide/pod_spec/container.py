@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from outrider_crds.runtime_config import MODEL_CACHE_DIR
+from outrider_crds.runtime_config import CA_FILE, MODEL_CACHE_DIR
 from outrider_crds.spec import SecretKeyRef, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.pod_spec.placement import resources
 from outrider_operator.decide.pod_spec.volumes import COMPILE_CACHE_DIR, HOME_DIR, RUN_DIR, Mounted
 
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
+"""Variables by which the hub's client, requests and the S3 client find certificates."""
 RUN_AS = 65532
 """User and group of the runtime image (Dockerfile)."""
 _UNPRIVILEGED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -62,7 +64,7 @@ def security_context(settings: OperatorSettings) -> Object:
 
 
 def environment(spec: SpeculativeServiceSpec) -> list[Object]:
-    """Environment variables: writable folders, the hub's token, and the engine's variables."""
+    """Environment variables: writable folders, certificates, the hub's token, and the engine's variables."""
     fixed = {
         "HOME": HOME_DIR,
         "USER": "outrider",  # the user id need not be in the image's passwd; torch asks for its name
@@ -73,6 +75,7 @@ def environment(spec: SpeculativeServiceSpec) -> list[Object]:
         "TORCHINDUCTOR_CACHE_DIR": f"{COMPILE_CACHE_DIR}/inductor",
         "OUTRIDER_RUN_DIR": RUN_DIR,
     }
+    fixed |= dict.fromkeys(CA_VARIABLES, CA_FILE) if spec.ca_bundle is not None else {}
     engine: list[Object] = [{"name": variable.name, "value": variable.value} for variable in spec.engine.env]
     return merged([{"name": name, "value": value} for name, value in fixed.items()], _token(spec), engine)
 

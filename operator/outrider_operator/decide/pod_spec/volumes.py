@@ -8,6 +8,7 @@ from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import (
     BOOT_FILE,
+    CA_FILE,
     CONFIG_KEY,
     HOT_FILE,
     MODEL_CACHE_DIR,
@@ -17,7 +18,7 @@ from outrider_crds.runtime_config import (
     TARGET_MOUNT,
     draft_mount,
 )
-from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
+from outrider_crds.spec import CABundle, ModelRef, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
 
@@ -51,10 +52,11 @@ def profile_shared_as(shared: str) -> str:
 
 
 def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
-    """Target and drafts that come from a claim or the node, read-only, and the cache for those from the hub."""
+    """Target and drafts that come from a claim, an image or the node, read-only; the cache for those from the hub; and
+    the certificates that downloads are checked against."""
     models = {TARGET_MOUNT: spec.target, **{draft_mount(d.name): d.neural.model for d in spec.draft_pool if d.neural}}
-    mounted = [_model(mount, model) for mount, model in models.items() if model.source.hub is None]
-    return [*mounted, _cache(spec)]
+    mounted = [each for mount, model in models.items() if (each := _model(mount, model)) is not None]
+    return [*mounted, _cache(spec), *([_certificates(spec.ca_bundle)] if spec.ca_bundle is not None else [])]
 
 
 def scratch_volumes() -> list[Mounted]:
@@ -91,15 +93,30 @@ def configuration_volumes(boot: str, hot: str, keys: list[ProfileKeys]) -> list[
     ]
 
 
-def _model(mount: str, model: ModelRef) -> Mounted:
-    path = f"{MODEL_VOLUMES_DIR}/{mount}"
-    if model.source.host_path is not None:
+def _model(mount: str, model: ModelRef) -> Mounted | None:
+    """None for a model that is downloaded."""
+    source = model.source
+    if source.host_path is not None:
         # type Directory: with none the container runtime would make an empty folder where the model should be.
-        source = {"hostPath": {"path": model.source.host_path.path, "type": "Directory"}}
+        volume: Object = {"hostPath": {"path": source.host_path.path, "type": "Directory"}}
+    elif source.pvc is not None:
+        volume = {"persistentVolumeClaim": {"claimName": source.pvc.claim_name}}
+    elif source.oci is not None:
+        volume = {"image": {"reference": source.oci.reference}}
     else:
-        claim = model.source.pvc.claim_name if model.source.pvc else ""
-        source = {"persistentVolumeClaim": {"claimName": claim}}
-    return _mounted(f"model-{mount}", path, source, read_only=True)
+        return None
+    return _mounted(f"model-{mount}", f"{MODEL_VOLUMES_DIR}/{mount}", volume, read_only=True)
+
+
+def _certificates(bundle: CABundle) -> Mounted:
+    """The bundle under a name of its own, so that the variables that name it never change."""
+    folder, _, file = CA_FILE.rpartition("/")
+    if bundle.secret is not None:
+        items = [{"key": bundle.secret.key, "path": file}]
+        return _mounted("ca", folder, {"secret": {"secretName": bundle.secret.name, "items": items}}, read_only=True)
+    assert bundle.config_map is not None
+    items = [{"key": bundle.config_map.key, "path": file}]
+    return _mounted("ca", folder, {"configMap": {"name": bundle.config_map.name, "items": items}}, read_only=True)
 
 
 def _cache(spec: SpeculativeServiceSpec) -> Mounted:

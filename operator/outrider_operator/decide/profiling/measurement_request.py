@@ -40,9 +40,8 @@ class MeasurementRequest:
 
 def attempt_hash(spec: SpeculativeServiceSpec, image: str) -> str:
     """Hash of the settings other than the profile keys that decide whether a measurement can succeed."""
-    fields = spec.model_dump(
-        mode="json", by_alias=True, include={"accelerator", "model_cache", "pod_template"}, exclude_defaults=True
-    )
+    included = {"accelerator", "model_cache", "ca_bundle", "pod_template"}
+    fields = spec.model_dump(mode="json", by_alias=True, include=included, exclude_defaults=True)
     tokens = [ref.wire() for ref in spec.token_refs]
     settings = {"fields": fields, "image": image, "profiling": [spec.profiling.timeout, spec.profiling.time_budget]}
     return digest(settings | ({"tokens": tokens} if tokens else {}))
