@@ -20,6 +20,7 @@ from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
 KUBERNETES = "v1.36.3"
 HELM = "v4.3.1"
 PROMETHEUS_OPERATOR = "v0.85.0"
+INFERENCE_EXTENSION = "v1.6.0"
 MODULE = REPOSITORY / "tests" / "cluster" / "kubernetes"
 LINKS = (
     "etcd",
@@ -57,13 +58,24 @@ def helm() -> Path:
 
 
 def prometheus_operator_crds() -> Path:
-    """The folder of the Prometheus operator's CustomResourceDefinitions, in its Go module; downloaded once."""
-    module = f"github.com/prometheus-operator/prometheus-operator@{PROMETHEUS_OPERATOR}"
+    """The folder of the Prometheus operator's CustomResourceDefinitions."""
+    folder = _module(f"github.com/prometheus-operator/prometheus-operator@{PROMETHEUS_OPERATOR}")
+    return folder / "example" / "prometheus-operator-crd"
+
+
+def inference_pool_crd() -> Path:
+    """The CustomResourceDefinition of InferencePools."""
+    folder = _module(f"sigs.k8s.io/gateway-api-inference-extension@{INFERENCE_EXTENSION}")
+    return folder / "config" / "crd" / "bases" / "inference.networking.k8s.io_inferencepools.yaml"
+
+
+def _module(module: str) -> Path:
+    """The folder of a Go module's source; downloaded once."""
     command = [go(), "mod", "download", "-json", module]
     done = subprocess.run(command, cwd=CACHE, env=_go_environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SetupError(f"{module} cannot be downloaded: {done.stderr or done.stdout}")
-    return Path(json.loads(done.stdout)["Dir"], "example", "prometheus-operator-crd")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def kubernetes_folder() -> Path:

@@ -379,6 +379,15 @@ class CABundle(Model):
     """Secret with the certificates. The pod reads it; the operator never does."""
 
 
+class Gateway(Model):
+    inference_pool: bool = False
+    """True makes an InferencePool (Gateway API Inference Extension, v1) with the service's name, so that a gateway
+    routes requests to the pods by load and prefix. Changing it restarts nothing."""
+    endpoint_picker: ObjectName | None = None
+    """Kubernetes Service of the endpoint picker in the service's namespace, with gRPC on port 9002; NAME-epp when
+    absent. Without an answer of the picker the gateway chooses a pod by itself."""
+
+
 class MetricsSource(StrEnum):
     PODS = "Pods"
     PROMETHEUS = "Prometheus"
@@ -420,6 +429,8 @@ class SpeculativeServiceSpec(Model):
     ca_bundle: CABundle | None = None
     """Certificates of the authorities that pods trust when they download models from a hub or a bucket, exactly one of
     configMap, secret. They take the place of the image's own, so a bundle for public hosts holds those too."""
+    gateway: Gateway = Gateway()
+    """How gateways reach the pods."""
     metrics: Metrics = Metrics()
     """Source of the status figures."""
     pod_template: PodTemplate = PodTemplate()

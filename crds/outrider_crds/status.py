@@ -24,6 +24,7 @@ class ConditionType(StrEnum):
     SPECULATION_ACTIVE = "SpeculationActive"
     GOODPUT_HEALTHY = "GoodputHealthy"
     SLO_ATTAINED = "SLOAttained"
+    INFERENCE_POOL_READY = "InferencePoolReady"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 
@@ -96,6 +97,10 @@ class ConditionReason(StrEnum):
     INFEASIBLE = "Infeasible"
     NO_SLO_CLASSES = "NoSLOClasses"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
+    # InferencePoolReady; NameConflict and ChildRejected too
+    POOL_CURRENT = "PoolCurrent"
+    NOT_REQUESTED = "NotRequested"
+    NOT_INSTALLED = "NotInstalled"
     # Reconciling, Stalled
     RECONCILED = "Reconciled"
     NOT_STALLED = "NotStalled"

@@ -21,7 +21,7 @@ from outrider_operator.cluster_model import (
     Object,
 )
 from outrider_operator.decide.drift import difference
-from outrider_operator.kinds import POD, ResourceKind, child_kind, kind_of
+from outrider_operator.kinds import CHILDREN, POD, ResourceKind, child_kind, kind_of
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.managed_fields import claimed
 from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of, fingerprint
@@ -158,6 +158,8 @@ class Applier:
                 raise
             return ""
         logger.info("Deleted %s %s/%s", kind.kind, namespace, delete.name)
+        if kind not in CHILDREN:
+            return ""
         if terminating is None:
             self._cache.wrote_deletion(kind, document)
         else:
@@ -166,7 +168,7 @@ class Applier:
 
     def _remember(self, kind: ResourceKind, document: Object) -> None:
         """Add the object to the cache, if the watch (which selects by label) will keep it up to date."""
-        if label(document, MANAGED_BY_LABEL) == MANAGER:
+        if kind in CHILDREN and label(document, MANAGED_BY_LABEL) == MANAGER:
             self._cache.wrote(kind, document)
 
 

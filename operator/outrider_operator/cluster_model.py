@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -22,7 +23,7 @@ Object = dict[str, Any]
 # Kinds of children whose names are or begin with the service's name, in the order in which they are applied.
 SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE = "ServiceAccount", "ConfigMap", "Service"
 DISRUPTION_BUDGET, DEPLOYMENT, JOB = "PodDisruptionBudget", "Deployment", "Job"
-NETWORK_POLICY = "NetworkPolicy"
+NETWORK_POLICY, INFERENCE_POOL = "NetworkPolicy", "InferencePool"
 
 SERVICE_LABEL = "outrider.dev/service"
 REVISION_LABEL = "outrider.dev/revision"
@@ -45,8 +46,19 @@ TOO_LARGE = "outrider.dev/too-large"
 """Key in the copy of a spec that is too large for the cache: its size in bytes. Only `PODLESS_FIELDS` are kept."""
 PODLESS_FIELDS = (
     "replicas", "paused", "speculation", "sloClasses", "defaultSLOClass", "rollout", "profiling", "metrics",
+    "gateway",
 )  # fmt: skip
 """Fields of a spec that make no revision."""
+
+
+class PoolAccess(Enum):
+    """Can InferencePools be had in this cluster?"""
+
+    UNKNOWN = "unknown"
+    """Not looked for: no service asks for one."""
+    SERVED = "served"
+    NOT_INSTALLED = "not installed"
+    FORBIDDEN = "forbidden"
 
 
 @dataclass(frozen=True)
@@ -220,6 +232,9 @@ class Observed:
     """Profile ConfigMaps in the operator's namespace, which all namespaces use, by their names in other namespaces."""
     measured_elsewhere: frozenset[str] = frozenset()
     """Names of Jobs that run in namespaces whose measurements all namespaces use."""
+    pool_access: PoolAccess = PoolAccess.UNKNOWN
+    """SERVED where `children` have the InferencePool of the service's name, and the endpoint picker's Service, if they
+    are there."""
     figures: FigureWindows = FigureWindows()
     refusals: tuple[ApiRefusal, ...] = ()
     """Writes that were refused recently, for this generation of the service."""
@@ -271,6 +286,11 @@ def _is_condition(document: Object) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def picker_name(service: str, named: str | None) -> str:
+    """Kubernetes Service of the endpoint picker: the one that is `named`, else the usual one."""
+    return named or f"{service}-epp"
 
 
 def hot_map_name(service: str) -> str:

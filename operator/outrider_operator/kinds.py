@@ -43,15 +43,20 @@ NETWORK_POLICY = ResourceKind("networking.k8s.io", "v1", "networkpolicies", "Net
 NODE = ResourceKind("", "v1", "nodes", "Node", namespaced=False)
 EVENT = ResourceKind("", "v1", "events", "Event")
 LEASE = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease")
+INFERENCE_POOL = ResourceKind("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
 
 CHILDREN = (
     DEPLOYMENT, REPLICA_SET, JOB, POD, CONFIG_MAP, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )  # fmt: skip
+UNWATCHED_CHILDREN = (INFERENCE_POOL,)
+"""Kinds of other projects, which may not be installed: read where a service asks for one."""
 WATCHED_BY_METADATA = frozenset({CONFIG_MAP})
 """Kinds that are watched without contents, which may be a megabyte. Contents are read when a decision needs them."""
-_BY_API_VERSION = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICE, NODE, LEASE, EVENT)}
-_BY_NAME = {kind.kind: kind for kind in CHILDREN}
+_BY_API_VERSION = {
+    (kind.api_version, kind.kind): kind for kind in (*CHILDREN, *UNWATCHED_CHILDREN, SERVICE, NODE, LEASE, EVENT)
+}
+_BY_NAME = {kind.kind: kind for kind in (*CHILDREN, *UNWATCHED_CHILDREN)}
 
 
 def kind_of(document: Object) -> ResourceKind:

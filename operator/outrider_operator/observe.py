@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from outrider_crds.conditions import find_condition
 from outrider_crds.spec import RolloutStrategy
+from outrider_crds.status import ConditionType, Reason
 
 from outrider_operator import kinds
 from outrider_operator.cache import ObjectCache
@@ -25,8 +27,11 @@ from outrider_operator.cluster_model import (
     Object,
     Observed,
     OperatorSettings,
+    PoolAccess,
     canary_names,
     child_names,
+    picker_name,
+    read_status,
 )
 from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
@@ -80,6 +85,13 @@ class _Policies:
     documents: tuple[Object, ...]
 
 
+@dataclass(frozen=True)
+class _Gateway:
+    access: PoolAccess
+    documents: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """(kind, name) -> object."""
+
+
 class Observer:
     """Reads the cache, and from the API server only children that the cache lacks."""
 
@@ -113,11 +125,14 @@ class Observer:
         unreachable = self._measurements.unreachable(key)
         waiting = _without_container(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
         pending = [pod for pod in pods if unschedulable_since(pod) is not None]
+        children = await self._children(key, () if is_new else _names_of(service))
+        gateway = _Gateway(PoolAccess.UNKNOWN) if is_new else await self._gateway(key, service)
         return Observed(
             service=service,
             at=time.time(),
             nodes=self._all_nodes(),
-            children=await self._children(key, () if is_new else _names_of(service)),
+            children={**gateway.documents, **children},
+            pool_access=gateway.access,
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
             warnings=await self._from_events(key.namespace, waiting, current_warning),
@@ -177,6 +192,24 @@ class Observer:
         document = await self._api.get(kind, namespace, name)
         return None if document is None else trimmed(kind, document)
 
+    async def _gateway(self, key: Key, service: Object) -> _Gateway:
+        """The InferencePool of the service's name, and the picker's Service; no watch brings either."""
+        if not _concerns_a_pool(service):
+            return _Gateway(PoolAccess.UNKNOWN)
+        picker = picker_name(key.name, dig(service, "spec", "gateway", "endpointPicker"))
+        try:
+            if not await self._api.serves(kinds.INFERENCE_POOL):
+                return _Gateway(PoolAccess.NOT_INSTALLED)
+            names = ((kinds.INFERENCE_POOL, key.name), (kinds.KUBERNETES_SERVICE, picker))
+            documents = await asyncio.gather(*(self._child(kind, key.namespace, name) for kind, name in names))
+        except ApiError as error:
+            if error.forbidden:
+                return _Gateway(PoolAccess.FORBIDDEN)
+            raise
+        keys = [(kind.kind, name) for kind, name in names]
+        present = {key: document for key, document in zip(keys, documents, strict=True) if document is not None}
+        return _Gateway(PoolAccess.SERVED, present)
+
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
         """All NetworkPolicies of the namespace, including those without the label that watches select by."""
         at = asyncio.get_running_loop().time()
@@ -226,6 +259,14 @@ class Observer:
     def _forget_nodes(self, kind: ResourceKind, _: Object) -> None:
         if kind == kinds.NODE:
             self._nodes = None
+
+
+def _concerns_a_pool(service: Object) -> bool:
+    """Does it ask for an InferencePool, or did it?"""
+    if dig(service, "spec", "gateway", "inferencePool") is True:
+        return True
+    said = find_condition(read_status(service).conditions, ConditionType.INFERENCE_POOL_READY)
+    return said is not None and said.reason not in (Reason.NOT_REQUESTED, Reason.PENDING)
 
 
 def _names_of(service: Object) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,10 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# An InferencePool for each service that asks for one (gateway.inferencePool). delete: when that is switched off.
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, create, patch, delete]
 # Revisions and profiles. delete: a revision's ConfigMap goes when no ReplicaSet needs it any more.
 - apiGroups: [""]
   resources: [configmaps]

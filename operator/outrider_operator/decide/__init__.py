@@ -18,6 +18,7 @@ from outrider_crds.status import ConditionReason, ConditionType, SpeculativeServ
 from outrider_operator.cluster_model import (
     CANARY_TRACK,
     CONFIG_MAP,
+    INFERENCE_POOL,
     NETWORK_POLICY,
     SERVING,
     TRACK_LABEL,
@@ -31,6 +32,7 @@ from outrider_operator.cluster_model import (
 from outrider_operator.decide.canary.canary_objects import canary_children, canary_hot_map
 from outrider_operator.decide.canary.draft_canary import CanaryRollout, canary_rollout
 from outrider_operator.decide.conditions.canary import canary_events
+from outrider_operator.decide.conditions.gateway import pool_ready
 from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.network import explained, why_unreachable
 from outrider_operator.decide.conditions.pod_availability import available, endpoint_ready
@@ -87,6 +89,7 @@ from outrider_operator.decide.workloads.children import (
     plan_workloads,
     rollout_refusal,
 )
+from outrider_operator.decide.workloads.inference_pool import picker_peers, plan_pool
 from outrider_operator.decide.workloads.refreshes import Refreshes, plan_refreshes
 from outrider_operator.decide.workloads.services import hot_map, network_policy_name, stored_hot
 from outrider_operator.decide.workloads.serving_deployment import pods_are_placed
@@ -295,7 +298,13 @@ def _workloads(
     observed: Observed, settings: OperatorSettings, children: Children, desired: DesiredState, canary: Further
 ) -> WorkloadPlan:
     in_use = {revision_of(owner) for owner in (*observed.replica_sets, *observed.pods)}
-    return plan_workloads(children, desired, in_use, settings.admin_port_peers, canary)
+    pool = plan_pool(children, desired.spec, observed.pool_access)
+    further = replace(canary, desired=(*canary.desired, *pool.desired), unwanted=(*canary.unwanted, *pool.unwanted))
+    peers = settings.admin_port_peers
+    peers = (*peers, *picker_peers(children, desired.spec)) if peers else ()
+    planned = plan_workloads(children, desired, in_use, peers, further)
+    waits = (planned.requeue_after_s, pool.requeue_after_s)
+    return replace(planned, requeue_after_s=min((wait for wait in waits if wait is not None), default=None))
 
 
 def _marks(
@@ -355,7 +364,7 @@ def _status_inputs(
     )
     rewritten = tuple(refusal for refusal in observed.refusals if refusal.is_stored)
     refused = [refusal for refusal in observed.refusals if not refusal.is_stored]
-    serving = [refusal for refusal in refused if refusal.component == SERVING]
+    serving = [refusal for refusal in refused if refusal.component == SERVING and refusal.kind != INFERENCE_POOL]
     profiling = tuple(refusal for refusal in refused if refusal.component != SERVING)
     rollout = RolloutView(
         desired=desired,
@@ -375,6 +384,7 @@ def _status_inputs(
         is_reachable=children.are_reachable,
         rewritten=rewritten,
         canary=canary,
+        pool=pool_ready(children, desired.spec, observed.pool_access, observed.refusals),
         generation=observed.generation,
     )
 

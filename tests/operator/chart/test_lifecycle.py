@@ -100,6 +100,8 @@ def test_an_upgrade_brings_the_new_crd(upgraded: dict[str, Any], previous: Servi
         ("patch deployments.apps -A", "yes"),
         ("watch nodes", "yes"),
         ("delete networkpolicies.networking.k8s.io -A", "yes"),
+        ("delete inferencepools.inference.networking.k8s.io -A", "yes"),
+        ("list inferencepools.inference.networking.k8s.io -A", "no"),
         ("create leases.coordination.k8s.io -n outrider-system", "yes"),
         ("update leases.coordination.k8s.io/outrider -n outrider-system", "yes"),
         ("update leases.coordination.k8s.io/other -n outrider-system", "no"),

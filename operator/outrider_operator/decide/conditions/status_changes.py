@@ -38,6 +38,7 @@ _QUIET = frozenset(
         ConditionReason.NO_TRAFFIC,
         ConditionReason.NO_SLO_CLASSES,
         ConditionReason.COMPLETE,
+        ConditionReason.NOT_REQUESTED,
     }
     | {ConditionReason.CANARY_STARTING, ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING}
     | {ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE}

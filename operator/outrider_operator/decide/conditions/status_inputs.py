@@ -17,7 +17,7 @@ from outrider_operator.decide.conditions.pod_availability import available, endp
 from outrider_operator.decide.conditions.profile_conditions import ProfileInputs, profile_statuses, profiles_ready
 from outrider_operator.decide.conditions.rollout import RolloutView, progressing, updated
 from outrider_operator.decide.conditions.specification import accepted
-from outrider_operator.decide.conditions.verdict import Verdicts
+from outrider_operator.decide.conditions.verdict import Verdict, Verdicts
 from outrider_operator.decide.figures import status_figures
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.demand import demand
@@ -40,6 +40,8 @@ class StatusInputs:
     """Objects that admission changed when they were stored."""
     canary: CanaryRollout
     """Draft canary of the service."""
+    pool: Verdict
+    """Verdict about the InferencePool."""
     generation: int
     """metadata.generation of the spec."""
 
@@ -60,6 +62,7 @@ def verdicts(inputs: StatusInputs, unschedulable_s: float) -> Verdicts:
         ConditionType.READY: endpoint_ready(pods, spec.replicas, is_reachable=inputs.is_reachable),
         ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
         ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
+        ConditionType.INFERENCE_POOL_READY: inputs.pool,
         ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, inputs.profiles),
     }
     return with_kstatus(own)

@@ -37,6 +37,7 @@ from outrider_operator.cluster_model import (
     Object,
     Observed,
     OperatorSettings,
+    PoolAccess,
 )
 from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
@@ -100,6 +101,7 @@ class World:
         self.unreachable: dict[str, str] = {}
         self.network_policies: tuple[Object, ...] = ()
         self.refusals: tuple[ApiRefusal, ...] = ()
+        self.pool_access = PoolAccess.SERVED
         self._refusals: list[tuple[Callable[[Object], bool], str]] = []
         self.created_jobs: list[MeasurementRequest] = []
         self._numbers = itertools.count(1)
@@ -114,7 +116,9 @@ class World:
         mine = {
             key: document
             for key, document in self.objects.items()
-            if key not in maps and key[0] != JOB and (_label(document, SERVICE_LABEL) == name or key[1] == name)
+            if key not in maps
+            and key[0] != JOB
+            and (_label(document, SERVICE_LABEL) == name or key[1] in (name, f"{name}-epp"))
         }
         return Observed(
             service=copy.deepcopy(self.services[name]),
@@ -133,6 +137,7 @@ class World:
             profiles={key[1]: copy.deepcopy(d) for key, d in maps.items()},
             shared_profiles=copy.deepcopy(self.shared),
             measured_elsewhere=self.measured_elsewhere,
+            pool_access=self.pool_access,
             figures=self.figures,
             refusals=self.refusals,
         )

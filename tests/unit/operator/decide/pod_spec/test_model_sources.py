@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import CA_FILE
-from outrider_operator.model import DEPLOYMENT, JOB, Object
+from outrider_operator.cluster_model import DEPLOYMENT, JOB, Object
 
 from tests.unit.operator.decide.world import World, boot_of, manifest
 

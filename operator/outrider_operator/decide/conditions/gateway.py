@@ -1,0 +1,52 @@
+"""Condition InferencePoolReady: can a gateway route to the service's pods? Nothing else depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.status import Reason
+
+from outrider_operator.cluster_model import INFERENCE_POOL, KUBERNETES_SERVICE, ApiRefusal, PoolAccess, picker_name
+from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
+from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.ownership import Children, Ownership, controller_name
+from outrider_operator.decide.workloads.inference_pool import inference_pool
+from outrider_operator.validation.reading import cut
+
+_EXTENSION = "the Gateway API Inference Extension (inference.networking.k8s.io/v1)"
+
+
+def pool_ready(
+    children: Children, spec: SpeculativeServiceSpec, access: PoolAccess, refusals: Iterable[ApiRefusal]
+) -> Verdict:
+    """Condition InferencePoolReady."""
+    if not spec.gateway.inference_pool:
+        return unknown(Reason.NOT_REQUESTED, "gateway.inferencePool is false.")
+    if access is PoolAccess.FORBIDDEN:
+        what = "This operator has no right to read InferencePools: install the chart of its own release."
+        return false(Reason.CHILD_REJECTED, what)
+    if access is PoolAccess.NOT_INSTALLED:
+        what = f"This cluster does not have {_EXTENSION}: install its CRDs, or remove gateway.inferencePool."
+        return false(Reason.NOT_INSTALLED, what)
+    refused = next((each for each in refusals if each.kind == INFERENCE_POOL and not each.is_stored), None)
+    if refused is not None:
+        said = refused.message.strip().rstrip(".")
+        return false(Reason.CHILD_REJECTED, cut(f"The API server refuses the InferencePool: {said}.", 2048))
+    return _made(children, spec)
+
+
+def _made(children: Children, spec: SpeculativeServiceSpec) -> Verdict:
+    name = children.owner.name
+    if children.ownership(INFERENCE_POOL, name) is Ownership.FOREIGN:
+        owner = controller_name(children.documents[INFERENCE_POOL, name])
+        whose = f"belongs to {owner}" if owner else "was not made by Outrider"
+        what = f"InferencePool {name} {whose} and is left alone. Delete it, or remove gateway.inferencePool."
+        return false(Reason.NAME_CONFLICT, what)
+    if needs_apply(children.own(INFERENCE_POOL, name), stamp(inference_pool(children.owner, spec))):
+        return unknown(Reason.PENDING, f"InferencePool {name} is being written.")
+    picker = picker_name(name, spec.gateway.endpoint_picker)
+    if (KUBERNETES_SERVICE, picker) not in children.documents:
+        what = f"InferencePool {name} names Service {picker} as its endpoint picker, and there is none."
+        return true(Reason.POOL_CURRENT, f"{what} Gateways choose pods by themselves until then.")
+    return true(Reason.POOL_CURRENT, f"InferencePool {name} selects the pods, and Service {picker} picks among them.")

@@ -1,0 +1,145 @@
+"""`gateway.inferencePool`: the pool follows the spec, and nothing else of the service depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.cluster_model import (
+    DEPLOYMENT,
+    INFERENCE_POOL,
+    KUBERNETES_SERVICE,
+    NETWORK_POLICY,
+    Object,
+    PoolAccess,
+)
+
+from tests.unit.operator.decide.world import SETTINGS, World, manifest
+
+ON = {"gateway": {"inferencePool": True}}
+OPERATOR = {"podSelector": {"matchLabels": {"app": "outrider"}}}
+
+
+def picker(name: str = "chat-epp") -> Object:
+    """The endpoint picker's Service, as its own chart makes it."""
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {}}
+    return {"apiVersion": "v1", "kind": KUBERNETES_SERVICE, "metadata": metadata, "spec": {"selector": {"app": "epp"}}}
+
+
+def foreign_pool() -> Object:
+    metadata = {"name": "chat", "namespace": "default", "uid": "uid-pool", "labels": {}}
+    return {"kind": INFERENCE_POOL, "metadata": metadata, "spec": {"targetPorts": [{"number": 80}]}}
+
+
+def test_pool_selects_the_pods_and_names_the_picker() -> None:
+    """The schema of v1; a pool of before v1.6 must name a picker."""
+    world = World(manifest(**ON))
+    world.settle()
+    pool = world.objects[INFERENCE_POOL, "chat"]
+    assert pool["spec"] == {
+        "selector": {"matchLabels": world.deployment()["spec"]["selector"]["matchLabels"]},
+        "targetPorts": [{"number": 8000}],
+        "endpointPickerRef": {
+            "group": "",
+            "kind": "Service",
+            "name": "chat-epp",
+            "port": {"number": 9002},
+            "failureMode": "FailOpen",
+        },
+    }
+    assert pool["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
+    assert world.reason(C.INFERENCE_POOL_READY) == "True/PoolCurrent"
+    assert "there is none" in world.condition(C.INFERENCE_POOL_READY).message
+
+
+def test_another_picker_changes_the_pool_and_no_pod() -> None:
+    world = World(manifest(**ON))
+    world.serve()
+    before = world.revision()
+    world.objects[KUBERNETES_SERVICE, "chat-epp"] = picker()
+    world.patch(gateway={"inferencePool": True, "endpointPicker": "pickers"})
+    world.settle()
+    assert world.objects[INFERENCE_POOL, "chat"]["spec"]["endpointPickerRef"]["name"] == "pickers"
+    assert world.revision() == before
+
+
+def test_pool_goes_when_it_is_switched_off() -> None:
+    world = World(manifest(**ON))
+    world.settle()
+    world.patch(gateway={"inferencePool": False})
+    world.settle()
+    assert (INFERENCE_POOL, "chat") not in world.objects
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotRequested"
+
+
+def test_foreign_pool_of_the_name_is_left_alone() -> None:
+    """Two routes would fight over it; the service itself comes up."""
+    world = World(manifest(**ON))
+    world.objects[INFERENCE_POOL, "chat"] = foreign_pool()
+    world.serve()
+    assert world.objects[INFERENCE_POOL, "chat"] == foreign_pool()
+    assert world.reason(C.INFERENCE_POOL_READY) == "False/NameConflict"
+    assert "InferencePool chat was not made by Outrider" in world.condition(C.INFERENCE_POOL_READY).message
+    assert [world.reason(kind) for kind in (C.SPEC_VALID, C.READY, C.UPDATED)] == [
+        "True/Accepted", "True/EndpointReady", "True/UpToDate",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("access", "reason", "words"),
+    [
+        (PoolAccess.NOT_INSTALLED, "False/NotInstalled", "install its CRDs"),
+        (PoolAccess.FORBIDDEN, "False/ChildRejected", "install the chart"),
+    ],
+)
+def test_cluster_without_the_extension_serves_on(access: PoolAccess, reason: str, words: str) -> None:
+    """The pool is made once the extension is there."""
+    world = World(manifest(**ON))
+    world.pool_access = access
+    plan = world.serve()
+    assert (INFERENCE_POOL, "chat") not in world.objects
+    assert world.reason(C.INFERENCE_POOL_READY) == reason
+    assert words in world.condition(C.INFERENCE_POOL_READY).message
+    assert world.reason(C.READY) == "True/EndpointReady"
+    assert plan.requeue_after_s is not None, "no watch tells of the extension"
+    world.pool_access = PoolAccess.SERVED
+    world.settle()
+    assert world.reason(C.INFERENCE_POOL_READY) == "True/PoolCurrent"
+
+
+def test_refused_pool_is_named_and_holds_nothing_up() -> None:
+    """A policy against gateways is no reason for a service not to roll out."""
+    world = World(manifest(**ON))
+    world.refuse(lambda document: document["kind"] == INFERENCE_POOL, "no pools here")
+    world.serve()
+    assert world.reason(C.INFERENCE_POOL_READY) == "False/ChildRejected"
+    assert "no pools here" in world.condition(C.INFERENCE_POOL_READY).message
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+    assert (DEPLOYMENT, "chat") in world.objects
+
+
+def test_picker_may_read_the_metrics_under_the_policy() -> None:
+    """It chooses by them; without them all pods look alike to it."""
+    world = World(manifest(**ON), settings=replace(SETTINGS, admin_port_peers=(OPERATOR,)))
+    world.settle()
+
+    def peers() -> list[Object]:
+        rules = world.objects[NETWORK_POLICY, "chat-admin-port"]["spec"]["ingress"]
+        return [peer for rule in rules for peer in rule.get("from", [])]
+
+    assert peers() == [OPERATOR]
+    world.objects[KUBERNETES_SERVICE, "chat-epp"] = picker()
+    world.settle()
+    assert peers() == [OPERATOR, {"podSelector": {"matchLabels": {"app": "epp"}}}]
+    world.patch(gateway={"inferencePool": False})
+    world.settle()
+    assert peers() == [OPERATOR]
+
+
+def test_no_policy_is_made_for_the_picker_alone() -> None:
+    """It would close the port to all others."""
+    world = World(manifest(**ON))
+    world.objects[KUBERNETES_SERVICE, "chat-epp"] = picker()
+    world.settle()
+    assert not [key for key in world.objects if key[0] == NETWORK_POLICY]
