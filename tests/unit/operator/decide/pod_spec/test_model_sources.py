@@ -34,7 +34,7 @@ def test_models_of_images_are_mounted_read_only() -> None:
     draft = {"name": "small", "method": "DraftModel", "draftModel": {"model": {**FROM_IMAGE, "name": "small"}}}
     for pod in pods(target=FROM_IMAGE, draftPool=[draft]):
         for mount in ("target", "draft-small"):
-            volume = {"name": f"outrider-model-{mount}", "image": {"reference": IMAGE}}
+            volume: Object = {"name": f"outrider-model-{mount}", "image": {"reference": IMAGE}}
             assert volume in pod["volumes"]
             (mounted,) = _mounts(pod, volume["name"])
             assert mounted["mountPath"] == f"/var/lib/outrider/models/{mount}"

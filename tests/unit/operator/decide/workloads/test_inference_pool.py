@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
@@ -17,7 +18,7 @@ from outrider_operator.cluster_model import (
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
-ON = {"gateway": {"inferencePool": True}}
+ON: dict[str, Any] = {"gateway": {"inferencePool": True}}
 OPERATOR = {"podSelector": {"matchLabels": {"app": "outrider"}}}
 
 
