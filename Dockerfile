@@ -67,7 +67,7 @@ WORKDIR /
 RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.control.warm_up
 USER 65532:65532
 # Fails the build where vLLM's image lacks something that Outrider needs.
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
+RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]
 
@@ -84,6 +84,6 @@ COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.control.warm_up
 USER 65532:65532
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
+RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]

@@ -71,6 +71,7 @@ class ConditionReason(StrEnum):
     ROLLING_OUT = "RollingOut"
     CONFIG_PENDING = "ConfigPending"
     WAITING_FOR_PROFILE = "WaitingForProfile"
+    WAITING_FOR_MODELS = "WaitingForModels"
     COMPLETE = "Complete"
     STALLED = "Stalled"
     NO_CAPACITY = "NoCapacity"
@@ -322,6 +323,21 @@ class RolloutStatus(Model):
     """What was counted so far; neither a restart of a pod nor of the operator loses it."""
 
 
+class PrefetchStatus(Model):
+    """The download of hub models into the claim of spec.modelCache."""
+
+    claim_name: Text
+    """The claim."""
+    phase: Text
+    """Downloading, Complete or Failed."""
+    models: Annotated[list[Text], Field(max_length=9)] = []
+    """Models that are downloaded."""
+    downloaded: Text = ""
+    """What of them is on the claim, for example 12.3 GB; empty where the pod does not report."""
+    total: Text = ""
+    """What they take."""
+
+
 class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
@@ -339,6 +355,8 @@ class SpeculativeServiceStatus(Model):
     """Label selector of the serving pods, for autoscalers."""
     rollout: RolloutStatus | None = None
     """The draft canary in progress, or the last one."""
+    prefetch: PrefetchStatus | None = None
+    """The download of models into the claim; absent where modelCache names none or no model is from a hub."""
     accelerator: Annotated[str, Field(max_length=512)] = ""
     """spec.accelerator.products, for the printer column."""
     runtime_image: Text = ""

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from outrider_crds.prefetch import PrefetchProgress
 from outrider_crds.rules import violations
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
@@ -32,8 +33,9 @@ TRACK_LABEL, CANARY_TRACK = "outrider.dev/track", "canary"
 COMPONENT_LABEL = "outrider.dev/component"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 """Label that Kubernetes sets on the pods of a Job."""
-SERVING, PROFILING, PROFILE = "serving", "profiling", "profile"
-"""Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps."""
+SERVING, PROFILING, PROFILE, PREFETCH = "serving", "profiling", "profile", "prefetch"
+"""Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps, and the
+Job that downloads models."""
 SHARED_PROFILE = "shared-profile"
 """Component of profiles for all namespaces: ConfigMaps in the operator's own namespace, and nowhere else."""
 MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
@@ -182,7 +184,7 @@ class ApiRefusal:
     kind: str
     name: str
     component: str
-    """Component label of the object: SERVING, PROFILING or PROFILE."""
+    """Component label of the object."""
     message: str
     """Message of the API server."""
     write: str
@@ -225,6 +227,12 @@ class Observed:
     """All profiling Jobs of the namespace."""
     job_pods: tuple[Object, ...] = ()
     """All pods of profiling Jobs of the namespace."""
+    prefetch_jobs: tuple[Object, ...] = ()
+    """Jobs with the service's label that download models."""
+    prefetch_pods: tuple[Object, ...] = ()
+    """Pods of such Jobs."""
+    prefetch_progress: PrefetchProgress | None = None
+    """What the pod that downloads reports; None where none does."""
     profiles: Mapping[str, Object] = field(default_factory=dict)
     """Name -> profile ConfigMap, all of the namespace. ConfigMaps have no `data` until a plan requests it
     (`Plan.read`)."""

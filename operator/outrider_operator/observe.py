@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider_crds.conditions import find_condition
+from outrider_crds.prefetch import PrefetchProgress
 from outrider_crds.spec import RolloutStrategy
 from outrider_crds.status import ConditionType, Reason
 
@@ -18,6 +19,7 @@ from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     JOB_NAME_LABEL,
+    PREFETCH,
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
@@ -44,6 +46,7 @@ from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.objects import bounded, trimmed
 from outrider_operator.validation.reading import (
+    component,
     condition_of,
     controller_uid,
     dig,
@@ -124,6 +127,9 @@ class Observer:
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
         unreachable = self._measurements.unreachable(key)
         waiting = _without_container(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
+        prefetch_jobs = self._of_service(kinds.JOB, key, PREFETCH)
+        prefetch_pods = self._of_service(kinds.POD, key, PREFETCH)
+        waiting += [pod for pod in prefetch_pods if is_being_created(pod)]
         pending = [pod for pod in pods if unschedulable_since(pod) is not None]
         children = await self._children(key, () if is_new else _names_of(service))
         gateway = _Gateway(PoolAccess.UNKNOWN) if is_new else await self._gateway(key, service)
@@ -141,6 +147,9 @@ class Observer:
             unreachable=unreachable,
             network_policies=await self._network_policies(key.namespace) if unreachable else (),
             jobs=jobs,
+            prefetch_jobs=prefetch_jobs,
+            prefetch_pods=prefetch_pods,
+            prefetch_progress=await self._progress(prefetch_pods),
             job_pods=job_pods,
             profiles={
                 name_of(profile): profile for profile in self._of_component(kinds.CONFIG_MAP, key.namespace, PROFILE)
@@ -246,6 +255,16 @@ class Observer:
 
     def _labelled(self, kind: ResourceKind, key: Key) -> tuple[Object, ...]:
         return self._cache.labelled(kind, key.namespace, SERVICE_LABEL, key.name)
+
+    def _of_service(self, kind: ResourceKind, key: Key, value: str) -> tuple[Object, ...]:
+        """Objects of the service whose component label is `value`."""
+        return tuple(document for document in self._labelled(kind, key) if component(document) == value)
+
+    async def _progress(self, pods: Iterable[Object]) -> PrefetchProgress | None:
+        """What the running pod of a prefetch Job reports."""
+        addresses = (text(pod, "status", "podIP") for pod in pods if text(pod, "status", "phase") == "Running")
+        address = next(filter(None, addresses), "")
+        return await self._measurements.prefetch(address) if address else None
 
     def _of_component(self, kind: ResourceKind, namespace: str, value: str) -> tuple[Object, ...]:
         return self._cache.labelled(kind, namespace, COMPONENT_LABEL, value)

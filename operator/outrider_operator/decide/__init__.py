@@ -20,6 +20,7 @@ from outrider_operator.cluster_model import (
     CONFIG_MAP,
     INFERENCE_POOL,
     NETWORK_POLICY,
+    PREFETCH,
     SERVING,
     TRACK_LABEL,
     Object,
@@ -59,6 +60,7 @@ from outrider_operator.decide.ownership import Children, selector
 from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pod_states import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
+from outrider_operator.decide.prefetch import Prefetch, plan_prefetch, prefetch_of
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.known_profiles import Sources, sources_of, unread_sources
@@ -128,13 +130,15 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
         return Plan(status=observed.status, read=own, read_shared=shared)
     names = _names(children, settings, desired)
     problem = unreadable_spec(unreadable_reason) if unreadable_reason else spec_problem(spec, settings, children, names)
-    if problem is not None:
+    prefetch = prefetch_of(observed, children, desired)
+    is_blocked = problem is not None or (prefetch is not None and prefetch.holds)
+    if is_blocked:
         desired = keep_current(desired, children)  # the pods serve on, and the status reports them
-    canary = _canary(observed, settings, children, desired, pods, evidence.proven, is_blocked=problem is not None)
+    canary = _canary(observed, settings, children, desired, pods, evidence.proven, is_blocked=is_blocked)
     desired = _with_canary(desired, children, canary)
     view = _profiling_view(observed, sources, pods)
     profiles_by_product = product_profiles(view, desired)
-    inputs = _status_inputs(observed, children, pods, desired, profiles_by_product, names, problem, canary)
+    inputs = _status_inputs(observed, children, pods, desired, profiles_by_product, names, problem, canary, prefetch)
     status_plan = _status_plan(observed, settings, view, inputs, children)
     if problem is None:
         return _with_writes(status_plan, observed, settings, view, children, inputs)
@@ -254,16 +258,26 @@ def _with_writes(
     workloads = _workloads(observed, settings, children, desired, canary_children(children, desired, inputs.canary))
     maps = plan_profile_maps(view, desired, profiles)
     shared = plan_shared_profiles(view, settings, desired, profiles)
-    jobs = plan_jobs(view, settings, desired, profiles, pods_are_placed=pods_are_placed(children, desired))
+    prefetch = inputs.rollout.prefetch
+    downloads = plan_prefetch(observed, settings, desired, prefetch)
+    # A Job that measures would download the models as well.
+    is_next = pods_are_placed(children, desired) and not (prefetch is not None and prefetch.holds)
+    jobs = plan_jobs(view, settings, desired, profiles, pods_are_placed=is_next)
     marks = _marks(observed, view, children, desired, inputs.canary)
-    waits = (plan.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s, marks.requeue_after_s)
+    waits = (
+        plan.requeue_after_s,
+        workloads.requeue_after_s,
+        jobs.requeue_after_s,
+        marks.requeue_after_s,
+        downloads.requeue_after_s,
+    )
     return replace(
         plan,
-        create=(*workloads.create, *maps.create, *shared.create, *jobs.create),
+        create=(*workloads.create, *maps.create, *shared.create, *downloads.create, *jobs.create),
         apply=(*maps.apply, *shared.apply, *workloads.apply),
         adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
         annotate=marks.annotate,
-        delete=(*workloads.delete, *maps.delete, *shared.delete, *jobs.delete),
+        delete=(*workloads.delete, *maps.delete, *shared.delete, *downloads.delete, *jobs.delete),
         published=frozenset(shared.published),
         shared=frozenset((*maps.stored, *(job.name for job in jobs.delete))),
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
@@ -352,6 +366,7 @@ def _status_inputs(
     names: list[tuple[str, str]],
     problem: Verdict | None,
     canary: CanaryRollout,
+    prefetch: Prefetch | None,
 ) -> StatusInputs:
     """Gather everything that the status is computed from.
 
@@ -365,7 +380,7 @@ def _status_inputs(
     rewritten = tuple(refusal for refusal in observed.refusals if refusal.is_stored)
     refused = [refusal for refusal in observed.refusals if not refusal.is_stored]
     serving = [refusal for refusal in refused if refusal.component == SERVING and refusal.kind != INFERENCE_POOL]
-    profiling = tuple(refusal for refusal in refused if refusal.component != SERVING)
+    profiling = tuple(refusal for refusal in refused if refusal.component not in (SERVING, PREFETCH))
     rollout = RolloutView(
         desired=desired,
         deployment=children.deployment,
@@ -374,6 +389,7 @@ def _status_inputs(
         last_progressing=behaviour.last_condition(ConditionType.PROGRESSING),
         terminating=children.terminating(names),
         canary=canary,
+        prefetch=prefetch,
     )
     return StatusInputs(
         rollout=rollout,

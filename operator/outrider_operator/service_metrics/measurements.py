@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider_crds.prefetch import PrefetchProgress
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MetricsSource
 
@@ -63,7 +64,8 @@ class Measurements:
     ) -> None:
         self._cache = cache
         self._pods = pods
-        self._states = PodStates(pods, StateEndpoint(), changed, window_s / SNAPSHOTS_PER_WINDOW)
+        self._endpoint = StateEndpoint()
+        self._states = PodStates(pods, self._endpoint, changed, window_s / SNAPSHOTS_PER_WINDOW)
         self._changed = changed
         self._prometheus = prometheus
         self._window_s = window_s
@@ -84,6 +86,10 @@ class Measurements:
     def unreachable(self, key: Key) -> Mapping[str, str]:
         """Pod name -> error of the last poll, for ready pods that did not answer it."""
         return self._states.unreachable(key)
+
+    async def prefetch(self, address: str) -> PrefetchProgress | None:
+        """What the pod at `address` reports of its download."""
+        return await self._endpoint.prefetch(address)
 
     def expect_news(self, key: Key, expected: bool) -> None:
         """Poll the service's pods more often, or stop that."""

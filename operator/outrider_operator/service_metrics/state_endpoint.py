@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 
 import aiohttp
+from outrider_crds.prefetch import PREFETCH_PATH, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import cut
-from outrider_operator.validation.states import MOST_BYTES, runtime_state
+from outrider_operator.validation.states import MOST_BYTES, prefetch_progress, runtime_state
 
 TIMEOUT_S = 2.0
 """Timeout of the whole answer."""
@@ -28,18 +29,26 @@ class StateEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, address: str) -> RuntimeState | InvalidInput:
+        body = await self._get(address, STATE_PATH)
+        return body if isinstance(body, InvalidInput) else runtime_state(body)
+
+    async def prefetch(self, address: str) -> PrefetchProgress | None:
+        """What the pod of a prefetch Job reports; None without an answer that can be read."""
+        body = await self._get(address, PREFETCH_PATH)
+        return None if isinstance(body, InvalidInput) else prefetch_progress(body)
+
+    async def _get(self, address: str, path: str) -> bytes | InvalidInput:
         host = f"[{address}]" if ":" in address else address
         try:
             # A redirect would let the pod choose an address that the operator requests.
-            async with self._open().get(f"http://{host}:{self._port}{STATE_PATH}", allow_redirects=False) as response:
+            async with self._open().get(f"http://{host}:{self._port}{path}", allow_redirects=False) as response:
                 if response.status != 200:
                     return InvalidInput(_SOURCE, "NoAnswer", f"HTTP status {response.status}")
-                body = await _read(response.content)
+                return await _read(response.content)
         except TimeoutError:
             return InvalidInput(_SOURCE, "TooSlow", f"no whole answer within {self._timeout.total} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return InvalidInput(_SOURCE, "NoAnswer", _message(error))
-        return runtime_state(body)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -84,8 +84,8 @@ ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
     for name in (
         "abort", "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes",
-        "product", "promote", "ready-revision", "reprofile", "retry", "rollout", "runtime-image", "runtime-upgrade",
-        "settings",
+        "prefetch", "product", "promote", "ready-revision", "reprofile", "retry", "rollout", "runtime-image",
+        "runtime-upgrade", "settings",
     )
 )  # fmt: skip
 """Annotations that decisions read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.prefetch import PrefetchProgress
 from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, RuntimeState, SLOClassState
 from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
 from pydantic import ValidationError
@@ -34,6 +35,14 @@ def runtime_state(body: bytes) -> RuntimeState | InvalidInput:
         return InvalidInput(_SOURCE, "NotAState", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:MOST_TEXT])
     except ValueError as error:
         return InvalidInput(_SOURCE, "NotAState", str(error)[:MOST_TEXT])
+
+
+def prefetch_progress(body: bytes) -> PrefetchProgress | None:
+    """The progress in `body`; None for anything else."""
+    try:
+        return PrefetchProgress.read(body) if len(body) <= MOST_BYTES else None
+    except ValidationError:
+        return None
 
 
 def _cut(state: RuntimeState) -> RuntimeState:

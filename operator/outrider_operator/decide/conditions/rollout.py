@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider_crds.base import seconds
 from outrider_crds.runtime_state import RuntimeState
@@ -12,9 +12,11 @@ from outrider_crds.status import Condition, ConditionReason
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.conditions.canary import canary_progressing, canary_updated
+from outrider_operator.decide.conditions.downloads import models_progressing, models_updated
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
+from outrider_operator.decide.prefetch import Prefetch
 from outrider_operator.decide.revisions import Revision, revision_in
 from outrider_operator.decide.rollout_gate import is_held
 from outrider_operator.validation.reading import condition_of, cut, dig, integer, name_of, text, unix_seconds
@@ -37,6 +39,8 @@ class RolloutView:
     """Objects that must be gone before a child of the same name can be created."""
     canary: CanaryRollout | None = None
     """Draft canary, which may hold the rollout."""
+    prefetch: Prefetch | None = None
+    """Download of models, which the rollout may wait for."""
 
 
 def progressing(rollout: RolloutView, unschedulable_s: float) -> Verdict:
@@ -53,6 +57,8 @@ def progressing(rollout: RolloutView, unschedulable_s: float) -> Verdict:
         )
     if rollout.terminating:
         return true(ConditionReason.ROLLING_OUT, _has_to_go(rollout.terminating[0]))
+    if (verdict := models_progressing(rollout.prefetch)) is not None:
+        return replace(verdict, message=cut(f"{verdict.message}{_old_pods_serve(pods, desired.spec_revision)}", 2048))
     if rollout.canary is not None and (verdict := canary_progressing(rollout.canary)) is not None:
         return verdict
     if desired.is_waiting or revision is None:
@@ -88,7 +94,7 @@ def updated(rollout: RolloutView, states: Mapping[str, RuntimeState], unreachabl
         return rollout.refused
     if rollout.terminating:
         return false(ConditionReason.ROLLING_OUT, _has_to_go(rollout.terminating[0]))
-    if rollout.canary is not None and (verdict := canary_updated(rollout.canary)) is not None:
+    if (verdict := _held_back(rollout)) is not None:
         return (
             false(ConditionReason.PAUSED, "spec.paused is true: the rollout waits.") if desired.spec.paused else verdict
         )
@@ -107,6 +113,12 @@ def updated(rollout: RolloutView, states: Mapping[str, RuntimeState], unreachabl
         named = f"Not yet reporting the current config: {', '.join(behind[:_MOST_NAMED])}."
         return false(ConditionReason.CONFIG_PENDING, cut(f"{named} {unreachable}".strip(), 2048))
     return true(ConditionReason.UP_TO_DATE, f"Every ready pod runs revision {revision.name} with the current config.")
+
+
+def _held_back(rollout: RolloutView) -> Verdict | None:
+    """Updated, if a download or a canary keeps the spec's revision from the pods."""
+    verdict = models_updated(rollout.prefetch)
+    return verdict or (canary_updated(rollout.canary) if rollout.canary is not None else None)
 
 
 def is_complete(rollout: RolloutView, revision: Revision) -> bool:

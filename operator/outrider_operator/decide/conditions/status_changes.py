@@ -19,12 +19,12 @@ from outrider_operator.decide.conditions.verdict import Verdicts
 from outrider_operator.plan import Event
 
 FIGURES_EVERY_S = 15.0
-_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "demand"})
+_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "demand", "prefetch"})
 _ROLLOUT_FIGURES = frozenset(
     {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
 )
 """Fields of `status.rollout` that change with every request of a canary."""
-_FIGURE_REASONS = frozenset({ConditionReason.CANARY_MEASURING})
+_FIGURE_REASONS = frozenset({ConditionReason.CANARY_MEASURING, ConditionReason.WAITING_FOR_MODELS})
 _FIGURE_CONDITIONS = frozenset(
     {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
 )
@@ -54,6 +54,7 @@ _WELCOME_WHEN_FALSE = frozenset(
         ConditionReason.LEARNING,
     }
     | {
+        ConditionReason.WAITING_FOR_MODELS,
         ConditionReason.PROFILING,
         ConditionReason.ROLLING_OUT,
         ConditionReason.CONFIG_PENDING,

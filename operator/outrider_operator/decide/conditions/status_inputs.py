@@ -11,6 +11,7 @@ from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import ApiRefusal
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.conditions.canary import canary_status
+from outrider_operator.decide.conditions.downloads import prefetch_status
 from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.pod_availability import available, endpoint_ready
@@ -73,6 +74,7 @@ def fields(inputs: StatusInputs) -> dict[str, Any]:
     spec, desired = inputs.spec, inputs.rollout.desired
     return {
         "rollout": canary_status(inputs.behaviour.last_status.rollout, inputs.canary, inputs.generation),
+        "prefetch": prefetch_status(inputs.rollout.prefetch),
         "accelerator": ",".join(spec.accelerator.products),
         "runtime_image": desired.running_image,
         "newer_runtime_image": desired.newer_image,

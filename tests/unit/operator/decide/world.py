@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.conditions import find_condition
+from outrider_crds.prefetch import PrefetchProgress
 from outrider_crds.profile import (
     DrafterProfile,
     ProfileExecutionMode,
@@ -27,7 +28,9 @@ from outrider_operator.cluster_model import (
     CONFIG_MAP,
     DEPLOYMENT,
     JOB,
+    PREFETCH,
     PROFILE,
+    PROFILING,
     REVISION_LABEL,
     SERVICE_LABEL,
     SHARED_PROFILE,
@@ -102,6 +105,7 @@ class World:
         self.network_policies: tuple[Object, ...] = ()
         self.refusals: tuple[ApiRefusal, ...] = ()
         self.pool_access = PoolAccess.SERVED
+        self.prefetch_progress: PrefetchProgress | None = None
         self._refusals: list[tuple[Callable[[Object], bool], str]] = []
         self.created_jobs: list[MeasurementRequest] = []
         self._numbers = itertools.count(1)
@@ -132,8 +136,11 @@ class World:
             provisioning=self.provisioning,
             unreachable=self.unreachable,
             network_policies=self.network_policies,
-            jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
+            jobs=self._jobs(PROFILING),
             job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
+            prefetch_jobs=tuple(job for job in self._jobs(PREFETCH) if _label(job, SERVICE_LABEL) == name),
+            prefetch_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
+            prefetch_progress=self.prefetch_progress,
             profiles={key[1]: copy.deepcopy(d) for key, d in maps.items()},
             shared_profiles=copy.deepcopy(self.shared),
             measured_elsewhere=self.measured_elsewhere,
@@ -141,6 +148,10 @@ class World:
             figures=self.figures,
             refusals=self.refusals,
         )
+
+    def _jobs(self, component: str) -> tuple[Object, ...]:
+        documents = (document for (kind, _), document in self.objects.items() if kind == JOB)
+        return tuple(copy.deepcopy(job) for job in documents if _label(job, COMPONENT_LABEL) == component)
 
     def reconcile(self, name: str = "chat") -> Plan:
         plan = decide(self.observed(name), self.settings)
@@ -314,7 +325,8 @@ class World:
     # --- what a user sees ---
 
     def jobs(self) -> list[str]:
-        return [name for kind, name in self.objects if kind == JOB]
+        """Names of the Jobs that measure."""
+        return [job["metadata"]["name"] for job in self._jobs(PROFILING)]
 
     def condition(self, kind: ConditionType, name: str = "chat") -> Condition:
         condition = find_condition(self.observed(name).status.conditions, kind)

@@ -1,0 +1,268 @@
+"""One download of a service's hub models into its claim, before pods and profiling Jobs need them.
+
+Without it eight pods and a Job download a target of 140 GB each, and hinder one another. A revision that names models
+waits for their download; the one that runs serves on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outrider_crds.base import digest
+from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
+
+from outrider_operator.cluster_model import (
+    JOB,
+    PREFETCH,
+    ApiRefusal,
+    Object,
+    Observed,
+    OperatorSettings,
+    ServiceIdentity,
+)
+from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.ownership import Children, labels, owner_reference
+from outrider_operator.decide.pod_spec.container import container, pod_fields
+from outrider_operator.decide.pod_spec.patch import patched
+from outrider_operator.decide.pod_spec.volumes import model_volumes, scratch_volumes
+from outrider_operator.decide.pod_states import pods_of
+from outrider_operator.decide.profiling.job_outcome import pod_of
+from outrider_operator.decide.profiling.measurement_request import attempt_hash
+from outrider_operator.decide.revisions import canary_revision_name, current_revision_name, revision_in
+from outrider_operator.plan import Delete
+from outrider_operator.validation.reading import (
+    annotation,
+    condition_of,
+    controller_uid,
+    cut,
+    integer,
+    is_being_deleted,
+    is_true,
+    items,
+    mapping,
+    name_of,
+    text,
+    uid_of,
+)
+
+KEY_ANNOTATION = "outrider.dev/prefetch"
+"""Annotation of the Job: what it downloads, and the settings that it was tried with."""
+LOOK_AGAIN_S = 15.0
+"""How often a download's progress is looked at."""
+DOWNLOADER = "prefetch"
+"""Name of the Job's container."""
+_RETRIES = 3
+_LAST_LINES = 3
+_NO_PROGRAM = (126, 127, 128)
+"""Exit codes of a container whose command is not in its image."""
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """A service's prefetch at one look."""
+
+    claim: str
+    models: tuple[str, ...]
+    """Names of the models that are downloaded."""
+    key: str
+    """Digest of claim and models."""
+    attempt: str
+    """Digest of the settings that decide whether a download can succeed."""
+    is_due: bool
+    """Must the wanted revision wait until the models are there?"""
+    job: Object | None = None
+    why_not_running: str = ""
+    """What keeps the Job's pod from downloading, in a sentence; empty while it does."""
+    is_program_missing: bool = False
+    """Is the runtime image one of a release that cannot prefetch?"""
+    last_lines: str = ""
+    """Last words of a download that failed."""
+    progress: PrefetchProgress | None = None
+    refused: ApiRefusal | None = None
+    """What the API server has against the Job."""
+
+    @property
+    def is_current(self) -> bool:
+        """Does the Job download these models?"""
+        return self.job is not None and annotation(self.job, KEY_ANNOTATION).partition("/")[0] == self.key
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_current and self.job is not None and is_true(self.job, "Complete")
+
+    @property
+    def has_failed(self) -> bool:
+        """Failed with today's settings; with others it is tried again."""
+        is_same = self.job is not None and annotation(self.job, KEY_ANNOTATION) == f"{self.key}/{self.attempt}"
+        return is_same and self.job is not None and is_true(self.job, "Failed")
+
+    @property
+    def holds(self) -> bool:
+        """Does the wanted revision wait for a download? Where the image has no such program, pods download."""
+        return self.is_due and not self.is_complete and not (self.is_current and self.is_program_missing)
+
+
+@dataclass(frozen=True)
+class PrefetchPlan:
+    create: tuple[Object, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    requeue_after_s: float | None = None
+
+
+def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -> Prefetch | None:
+    """None for a service that downloads nothing into a claim."""
+    spec = desired.spec
+    models = hub_models(spec)
+    if spec.model_cache.pvc is None or not models:
+        return None
+    claim = spec.model_cache.pvc.claim_name
+    job = _own(observed.prefetch_jobs, observed.identity)
+    pod = pod_of(job, observed.prefetch_pods) if job is not None else None
+    return Prefetch(
+        claim=claim,
+        models=tuple(model.name for model in models),
+        key=digest([claim, [[model.name, model.revision] for model in models]]),
+        attempt=attempt_hash(spec, desired.image),
+        is_due=_is_due(children, desired),
+        job=job,
+        why_not_running=_why_not_running(observed, pod),
+        is_program_missing=any(integer(each, "exitCode") in _NO_PROGRAM for each in _endings(pod)),
+        last_lines=_last_lines(pod),
+        progress=observed.prefetch_progress,
+        refused=next((each for each in observed.refusals if each.component == PREFETCH), None),
+    )
+
+
+def hub_models(spec: SpeculativeServiceSpec) -> list[ModelRef]:
+    """The target first, each once."""
+    models = [model for model in spec.models.values() if model.source.hub is not None]
+    return list({(model.name, model.revision): model for model in models}.values())
+
+
+def plan_prefetch(
+    observed: Observed, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch | None
+) -> PrefetchPlan:
+    """The Job, made anew where it is another one's, or failed with other settings. A complete one stays as the record
+    of what is on the claim: a change of anything else needs no download."""
+    job = _own(observed.prefetch_jobs, observed.identity)
+    if job is not None and is_being_deleted(job):
+        return PrefetchPlan(requeue_after_s=2.0)
+    if prefetch is None or (job is not None and not prefetch.is_current) or _is_worth_retry(prefetch):
+        return PrefetchPlan(delete=_deletions(job), requeue_after_s=2.0 if job is not None else None)
+    if not prefetch.holds or desired.spec.paused:
+        return PrefetchPlan()
+    if job is None:
+        return PrefetchPlan(
+            create=(_job(observed.identity, settings, desired, prefetch),), requeue_after_s=LOOK_AGAIN_S
+        )
+    return PrefetchPlan(requeue_after_s=LOOK_AGAIN_S)
+
+
+def _is_worth_retry(prefetch: Prefetch) -> bool:
+    return prefetch.is_current and not prefetch.has_failed and is_true(prefetch.job or {}, "Failed")
+
+
+def _is_due(children: Children, desired: DesiredState) -> bool:
+    """Not for a revision that has pods: they have its models, or download them already."""
+    wanted = desired.spec_revision.name
+    hosted = (current_revision_name(children), revision_in(children.canary))
+    return not {wanted, canary_revision_name(wanted)} & set(hosted)
+
+
+def _own(jobs: Iterable[Object], owner: ServiceIdentity) -> Object | None:
+    return next((job for job in jobs if controller_uid(job) == owner.uid), None)
+
+
+def _why_not_running(observed: Observed, pod: Object | None) -> str:
+    if pod is None or text(pod, "status", "phase") != "Pending":
+        return ""
+    return pods_of(None, [pod], observed.warnings, observed.at).why_not_ready()
+
+
+def _last_lines(pod: Object | None) -> str:
+    """The last words of the container that ended."""
+    said = next((text(each, "message") for each in _endings(pod)), "")
+    return " | ".join([line.strip() for line in said.splitlines() if line.strip()][-_LAST_LINES:])
+
+
+def _endings(pod: Object | None) -> list[Object]:
+    """How the pod's containers ended."""
+    ended = (mapping(status, "state", "terminated") for status in items(pod, "status", "containerStatuses"))
+    return [each for each in ended if each]
+
+
+def failure(prefetch: Prefetch) -> str:
+    """Why the download failed, in a sentence."""
+    why = prefetch.last_lines or text(condition_of(prefetch.job or {}, "Failed"), "message") or "no reason given"
+    models = ", ".join(prefetch.models)
+    said = f"Downloading {models} into claim {prefetch.claim} failed: {why.rstrip('.')}"
+    job = name_of(prefetch.job or {})
+    return cut(f"{said}. Correct the spec, or delete Job {job} to try again.", 2048)
+
+
+def _deletions(job: Object | None) -> tuple[Delete, ...]:
+    return (Delete(JOB, name_of(job), uid_of(job), component=PREFETCH),) if job is not None else ()
+
+
+def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch) -> Object:
+    spec = desired.spec
+    metadata_labels = {**spec.pod_template.labels, **labels(owner.name, PREFETCH)}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": JOB,
+        "metadata": {
+            "name": f"{owner.name}-prefetch",
+            "namespace": owner.namespace,
+            "labels": metadata_labels,
+            "annotations": {KEY_ANNOTATION: f"{prefetch.key}/{prefetch.attempt}"},
+            "ownerReferences": [owner_reference(owner, controller=True)],
+        },
+        "spec": {
+            "backoffLimit": _RETRIES,
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": DOWNLOADER, "operator": "In", "values": list(_NO_PROGRAM)},
+                    },
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": {
+                "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
+                "spec": _pod(settings, spec, desired.image),
+            },
+        },
+    }
+
+
+def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -> Object:
+    """Without GPUs, on any node that tolerates pods of the service: it needs the claim alone."""
+    volumes = [*model_volumes(spec), *scratch_volumes()]
+    downloader = {
+        **container(spec, settings, DOWNLOADER, image, volumes),
+        "command": ["outrider-prefetch"],
+        "args": _arguments(spec),
+    }
+    downloader.pop("resources", None)
+    fields: Object = {
+        **pod_fields(spec, settings, volumes),
+        "tolerations": [each.wire() for each in spec.accelerator.tolerations],
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 10,
+        "containers": [downloader],
+    }
+    pod = patched(fields, spec.pod_template, DOWNLOADER, serving=False)
+    return {name: value for name, value in pod.items() if name != "resourceClaims"}
+
+
+def _arguments(spec: SpeculativeServiceSpec) -> list[str]:
+    """A target that is not there fails the Job; a draft is then left out by the pods, which say so."""
+    target, *_ = spec.models.values()
+    return [
+        word
+        for model in hub_models(spec)
+        for word in ("--target" if model == target else "--draft", f"{model.name}@{model.revision or ''}")
+    ]
