@@ -445,7 +445,11 @@ class SpeculativeServiceSpec(Model):
     @property
     def models(self) -> dict[str, ModelRef]:
         """Field of each model below `spec`, and the model."""
-        drafts = {f"draftPool[{each.name}]": each.neural.model for each in self.draft_pool if each.neural is not None}
+        drafts = {
+            f"draftPool[{drafter.name}]": drafter.neural.model
+            for drafter in self.draft_pool
+            if drafter.neural is not None
+        }
         return {"target": self.target, **drafts}
 
     @property

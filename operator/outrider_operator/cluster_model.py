@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.rules import violations
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec

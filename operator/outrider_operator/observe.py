@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider_crds.conditions import find_condition
-from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.spec import RolloutStrategy
 from outrider_crds.status import ConditionType, Reason
 

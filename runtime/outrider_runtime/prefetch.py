@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from outrider_crds.prefetch import PREFETCH_PATH, PrefetchProgress
+from outrider_crds.prefetch_report import PREFETCH_PATH, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT
 
 from outrider_runtime.server.listeners import listen
@@ -146,7 +146,7 @@ def _without(model: HubModel, error: Exception) -> None:
 
 
 def _blobs(name: str) -> Path:
-    """Where the hub's client keeps a model's files."""
+    """Folder in which the hub's client keeps a model's files."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")

@@ -69,12 +69,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def _list(self, prefix: str) -> None:
-        found = {key: file for key, file in self.objects.items() if key.startswith(prefix)}
+        listed = {key: file for key, file in self.objects.items() if key.startswith(prefix)}
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size></Contents>"
-            for key, file in sorted(found.items())
+            for key, file in sorted(listed.items())
         )
-        head = f"<Name>{self.bucket.name}</Name><KeyCount>{len(found)}</KeyCount><IsTruncated>false</IsTruncated>"
+        head = f"<Name>{self.bucket.name}</Name><KeyCount>{len(listed)}</KeyCount><IsTruncated>false</IsTruncated>"
         self._answer(200, f"<ListBucketResult>{head}{entries}</ListBucketResult>".encode())
 
     def _object(self, key: str) -> None:
@@ -84,13 +84,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.bucket.reads.append(key)
         size = file.stat().st_size
-        wanted = self.headers.get("Range", "").removeprefix("bytes=")
-        first, _, last = wanted.partition("-")
+        byte_range = self.headers.get("Range", "").removeprefix("bytes=")
+        first, _, last = byte_range.partition("-")
         with file.open("rb") as opened:
             opened.seek(int(first or 0))
             part = opened.read(int(last) + 1 - int(first) if last else -1)
-        headers = {"Content-Range": f"bytes {first}-{int(first) + len(part) - 1}/{size}"} if wanted else {}
-        self._answer(206 if wanted else 200, part, headers)
+        headers = {"Content-Range": f"bytes {first}-{int(first) + len(part) - 1}/{size}"} if byte_range else {}
+        self._answer(206 if byte_range else 200, part, headers)
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -132,13 +132,13 @@ def _certificates(place: Path) -> tuple[Path, Path]:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:  # fmt: skip
-    now = datetime.datetime.now(datetime.UTC)
+    at = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(at - datetime.timedelta(days=1))
+        .not_valid_after(at + datetime.timedelta(days=1))
     )

@@ -49,7 +49,7 @@ def test_service_without_the_extension_serves_and_says_so(early: Service) -> Non
 
 
 def test_pool_is_made_once_the_extension_is_there(extension: Cluster, early: Service) -> None:
-    """Within a minute, without anyone touching the service. The API server takes it by the extension's own schema."""
+    """The operator looks for the extension every minute. The API server takes it by the extension's own schema."""
     del extension
     early.wait(READY, "True", "PoolCurrent")
     pool = early.child(INFERENCE_POOL)

@@ -30,15 +30,15 @@ def claim(cluster: Cluster, namespace: str) -> Callable[[str], dict[str, Any]]:
         spec = {**common, "capacity": {"storage": "1Gi"}, "hostPath": path}
         cluster.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec})
         metadata = {"name": name, "namespace": namespace}
-        wanted = {**common, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}}
+        claim_spec = {**common, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}}
         kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-        cluster.apply({**kind, "metadata": metadata, "spec": wanted})
+        cluster.apply({**kind, "metadata": metadata, "spec": claim_spec})
         return {"modelCache": {"pvc": {"claimName": name}}}
 
     return make
 
 
-def test_pods_wait_for_one_download_and_its_progress_is_told(
+def test_pods_wait_for_one_download_that_reports_progress(
     make: Make, claim: Callable[[str], dict[str, Any]], client: Client, cluster: Cluster
 ) -> None:
     """Three pods, one download; the figures come from the Job's own pod."""
@@ -56,7 +56,7 @@ def test_pods_wait_for_one_download_and_its_progress_is_told(
     assert cluster.kubectl(*run).splitlines() == ["--target tests/hub-model@"]
 
 
-def test_failed_download_is_told_in_its_own_words(make: Make, claim: Callable[[str], dict[str, Any]]) -> None:
+def test_failed_download_shows_the_words_of_the_hub(make: Make, claim: Callable[[str], dict[str, Any]]) -> None:
     """A gated model: the kubelet's retries are over, and nothing waits for ever without a word."""
     service = make("gated", standin={"prefetch": "refuse"}, **claim("gated"), **TARGET, **SKIP)
     message = service.wait("Progressing", "False", "Stalled")["message"]

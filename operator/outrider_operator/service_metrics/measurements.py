@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MetricsSource
 

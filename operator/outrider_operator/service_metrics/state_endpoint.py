@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import aiohttp
-from outrider_crds.prefetch import PREFETCH_PATH, PrefetchProgress
+from outrider_crds.prefetch_report import PREFETCH_PATH, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 from outrider_crds.runtime_state import RuntimeState
 

@@ -9,7 +9,7 @@ import time
 from http import HTTPStatus
 from pathlib import Path
 
-from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT, MODEL_CACHE_DIR
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.page_server import PageServer, WebPage

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from outrider_crds.prefetch import PREFETCH_PATH
+from outrider_crds.prefetch_report import PREFETCH_PATH
 from outrider_runtime.prefetch import wanted_files
 
 from tests.ports import free_port
@@ -25,7 +25,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as its client needs for a model called org/model."""
+    """The part of the hub's protocol that its client needs for a model called org/model."""
 
     gate: threading.Event
     """Weights are sent once it is set."""
@@ -122,7 +122,7 @@ def test_pickled_weights_are_taken_where_there_are_no_others() -> None:
 
 
 def _reported(port: int) -> dict[str, object]:
-    """{} while nobody listens."""
+    """{} before the page is served."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{PREFETCH_PATH}", timeout=5) as answer:
             document: dict[str, object] = json.loads(answer.read())

@@ -6,7 +6,7 @@ from outrider_crds.status import PrefetchStatus, Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.figures.numbers import bytes_text
-from outrider_operator.decide.prefetch import Prefetch, failure
+from outrider_operator.decide.model_download import Prefetch, failure
 from outrider_operator.validation.reading import cut
 
 _MOST_TEXT = 256

@@ -29,7 +29,7 @@ def pool_ready(
     if access is PoolAccess.NOT_INSTALLED:
         what = f"This cluster does not have {_EXTENSION}: install its CRDs, or remove gateway.inferencePool."
         return false(Reason.NOT_INSTALLED, what)
-    refused = next((each for each in refusals if each.kind == INFERENCE_POOL and not each.is_stored), None)
+    refused = next((refusal for refusal in refusals if refusal.kind == INFERENCE_POOL and not refusal.is_stored), None)
     if refused is not None:
         said = refused.message.strip().rstrip(".")
         return false(Reason.CHILD_REJECTED, cut(f"The API server refuses the InferencePool: {said}.", 2048))

@@ -55,7 +55,7 @@ def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
     """Target and drafts that come from a claim, an image or the node, read-only; the cache for those from the hub; and
     the certificates that downloads are checked against."""
     models = {TARGET_MOUNT: spec.target, **{draft_mount(d.name): d.neural.model for d in spec.draft_pool if d.neural}}
-    mounted = [each for mount, model in models.items() if (each := _model(mount, model)) is not None]
+    mounted = [volume for mount, model in models.items() if (volume := _model(mount, model)) is not None]
     return [*mounted, _cache(spec), *([_certificates(spec.ca_bundle)] if spec.ca_bundle is not None else [])]
 
 

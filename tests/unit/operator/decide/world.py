@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.conditions import find_condition
-from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.profile import (
     DrafterProfile,
     ProfileExecutionMode,

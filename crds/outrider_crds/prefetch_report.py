@@ -21,4 +21,4 @@ class PrefetchProgress(Contract):
     downloaded_bytes: Bytes = 0
     """Bytes of all models that are on the claim."""
     total_bytes: Bytes = 0
-    """Bytes of all models, as the hub names them; 0 until it was asked."""
+    """Bytes of all models, as the hub names them; 0 before it answers."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
-from outrider_crds.prefetch import PrefetchProgress
+from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import (
@@ -128,10 +128,10 @@ def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -
         is_due=_is_due(children, desired),
         job=job,
         why_not_running=_why_not_running(observed, pod),
-        is_program_missing=any(integer(each, "exitCode") in _NO_PROGRAM for each in _endings(pod)),
+        is_program_missing=any(integer(ending, "exitCode") in _NO_PROGRAM for ending in _endings(pod)),
         last_lines=_last_lines(pod),
         progress=observed.prefetch_progress,
-        refused=next((each for each in observed.refusals if each.component == PREFETCH), None),
+        refused=next((refusal for refusal in observed.refusals if refusal.component == PREFETCH), None),
     )
 
 
@@ -144,7 +144,7 @@ def hub_models(spec: SpeculativeServiceSpec) -> list[ModelRef]:
 def plan_prefetch(
     observed: Observed, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch | None
 ) -> PrefetchPlan:
-    """The Job, made anew where it is another one's, or failed with other settings. A complete one stays as the record
+    """The Job, made again if it is another one's, or failed with other settings. A complete one stays as the record
     of what is on the claim: a change of anything else needs no download."""
     job = _own(observed.prefetch_jobs, observed.identity)
     if job is not None and is_being_deleted(job):
@@ -166,9 +166,9 @@ def _is_worth_retry(prefetch: Prefetch) -> bool:
 
 def _is_due(children: Children, desired: DesiredState) -> bool:
     """Not for a revision that has pods: they have its models, or download them already."""
-    wanted = desired.spec_revision.name
+    revision = desired.spec_revision.name
     hosted = (current_revision_name(children), revision_in(children.canary))
-    return not {wanted, canary_revision_name(wanted)} & set(hosted)
+    return not {revision, canary_revision_name(revision)} & set(hosted)
 
 
 def _own(jobs: Iterable[Object], owner: ServiceIdentity) -> Object | None:
@@ -183,14 +183,14 @@ def _why_not_running(observed: Observed, pod: Object | None) -> str:
 
 def _last_lines(pod: Object | None) -> str:
     """The last words of the container that ended."""
-    said = next((text(each, "message") for each in _endings(pod)), "")
+    said = next((text(ending, "message") for ending in _endings(pod)), "")
     return " | ".join([line.strip() for line in said.splitlines() if line.strip()][-_LAST_LINES:])
 
 
 def _endings(pod: Object | None) -> list[Object]:
     """How the pod's containers ended."""
     ended = (mapping(status, "state", "terminated") for status in items(pod, "status", "containerStatuses"))
-    return [each for each in ended if each]
+    return [ending for ending in ended if ending]
 
 
 def failure(prefetch: Prefetch) -> str:
@@ -239,7 +239,7 @@ def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredSta
 
 
 def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -> Object:
-    """Without GPUs, on any node that tolerates pods of the service: it needs the claim alone."""
+    """A pod that needs the claim and no GPU: any node that the service tolerates may run it."""
     volumes = [*model_volumes(spec), *scratch_volumes()]
     downloader = {
         **container(spec, settings, DOWNLOADER, image, volumes),
@@ -249,7 +249,7 @@ def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -
     downloader.pop("resources", None)
     fields: Object = {
         **pod_fields(spec, settings, volumes),
-        "tolerations": [each.wire() for each in spec.accelerator.tolerations],
+        "tolerations": [toleration.wire() for toleration in spec.accelerator.tolerations],
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 10,
         "containers": [downloader],
