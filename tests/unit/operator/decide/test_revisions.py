@@ -182,6 +182,7 @@ def test_every_other_change_makes_a_revision_and_keeps_the_old_one(change: dict[
     old = world.revision()
     world.patch(**change)
     world.settle()
+    world.download()
     assert world.revision() != old
     assert world.objects[CONFIG_MAP, f"chat-{world.revision()}"]["immutable"] is True
     assert (CONFIG_MAP, f"chat-{old}") in world.objects

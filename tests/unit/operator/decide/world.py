@@ -311,9 +311,17 @@ class World:
             job_name, result(request, rfc3339(self.now), failing=failing, **target).model_dump_json(by_alias=True)
         )
 
+    def download(self, name: str = "chat") -> None:
+        """The Job that downloads models, if there is one, is done."""
+        for job in self._jobs(PREFETCH):
+            if _label(job, SERVICE_LABEL) == name:
+                self.finish_job(job["metadata"]["name"], "")
+        self.settle(name)
+
     def serve(self, name: str = "chat") -> Plan:
         """Settle a new service until it is measured, rolled out and answers."""
         self.settle(name)
+        self.download(name)
         self.roll_out(name)
         self.reconcile(name)
         for job in list(self.jobs()):
