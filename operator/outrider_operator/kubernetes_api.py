@@ -21,7 +21,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from outrider_operator.cluster_model import FIELD_MANAGER, Object
-from outrider_operator.kinds import WATCHED_BY_METADATA, ResourceKind, kind_of
+from outrider_operator.kinds import UNWATCHED_CHILDREN, WATCHED_BY_METADATA, ResourceKind, kind_of
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import items, name_of, namespace_of, text
@@ -42,6 +42,8 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=150
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 """Content type of server-side apply. Without the character set the client would encode the document as JSON."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+"""JSON merge patch, the only kind of merge that custom resources know."""
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -232,15 +234,16 @@ class KubernetesApi:
         return await self._write("create", document, "POST", path, document, query=query)
 
     async def patch(self, patch: Object) -> Object:
-        """Strategic merge of `patch` into the object that it names. metadata.uid in it is a precondition.
+        """Merge of `patch` into the object that it names. metadata.uid in it is a precondition.
 
         Returns the object as a watch would report it.
         """
         path = kind_of(patch).path(namespace_of(patch), name_of(patch))
         query = [("fieldManager", FIELD_MANAGER)]
         accept = _METADATA if kind_of(patch) in WATCHED_BY_METADATA else _JSON
+        content_type = MERGE_PATCH if kind_of(patch) in UNWATCHED_CHILDREN else STRATEGIC_PATCH
         return await self._write(
-            "patch", patch, "PATCH", path, patch, query=query, content_type=STRATEGIC_PATCH, accept=accept
+            "patch", patch, "PATCH", path, patch, query=query, content_type=content_type, accept=accept
         )
 
     async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:

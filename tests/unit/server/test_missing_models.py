@@ -44,7 +44,7 @@ def test_bucket_that_cannot_be_read_is_an_oserror(monkeypatch: pytest.MonkeyPatc
         def pull_files(*_: object) -> None:
             raise RuntimeError("AccessDenied")
 
-    monkeypatch.setitem(sys.modules, "runai_model_streamer", Streamer)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "runai_model_streamer", Streamer)
     with pytest.raises(OSError, match="cannot be had from its bucket: AccessDenied"):
         bucket_folder("s3://models/closed")
 
