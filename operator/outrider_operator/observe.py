@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from outrider_crds.conditions import find_condition
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.spec import RolloutStrategy
-from outrider_crds.status import ConditionType, Reason
+from outrider_crds.status import ConditionReason, ConditionType
 
 from outrider_operator import kinds
 from outrider_operator.cache import ObjectCache
@@ -285,7 +285,7 @@ def _concerns_a_pool(service: Object) -> bool:
     if dig(service, "spec", "gateway", "inferencePool") is True:
         return True
     said = find_condition(read_status(service).conditions, ConditionType.INFERENCE_POOL_READY)
-    return said is not None and said.reason not in (Reason.NOT_REQUESTED, Reason.PENDING)
+    return said is not None and said.reason not in (ConditionReason.NOT_REQUESTED, ConditionReason.PENDING)
 
 
 def _names_of(service: Object) -> tuple[tuple[str, str], ...]:

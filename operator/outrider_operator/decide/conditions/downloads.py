@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_crds.status import PrefetchStatus, Reason
+from outrider_crds.status import ConditionReason, PrefetchStatus
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.figures.numbers import bytes_text
@@ -18,10 +18,12 @@ def models_progressing(prefetch: Prefetch | None) -> Verdict | None:
         return None
     if prefetch.refused is not None:
         said = prefetch.refused.message.strip().rstrip(".")
-        return false(Reason.STALLED, cut(f"The API server refuses the Job that downloads models: {said}.", 2048))
+        return false(
+            ConditionReason.STALLED, cut(f"The API server refuses the Job that downloads models: {said}.", 2048)
+        )
     if prefetch.has_failed:
-        return false(Reason.STALLED, failure(prefetch))
-    return true(Reason.WAITING_FOR_MODELS, _waiting(prefetch))
+        return false(ConditionReason.STALLED, failure(prefetch))
+    return true(ConditionReason.WAITING_FOR_MODELS, _waiting(prefetch))
 
 
 def models_updated(prefetch: Prefetch | None) -> Verdict | None:
@@ -29,7 +31,7 @@ def models_updated(prefetch: Prefetch | None) -> Verdict | None:
     verdict = models_progressing(prefetch)
     if verdict is None:
         return None
-    return false(Reason.WAITING_FOR_MODELS, verdict.message)
+    return false(ConditionReason.WAITING_FOR_MODELS, verdict.message)
 
 
 def _waiting(prefetch: Prefetch) -> str:

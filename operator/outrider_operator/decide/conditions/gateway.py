@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import Reason
+from outrider_crds.status import ConditionReason
 
 from outrider_operator.cluster_model import INFERENCE_POOL, KUBERNETES_SERVICE, ApiRefusal, PoolAccess, picker_name
 from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
@@ -22,17 +22,17 @@ def pool_ready(
 ) -> Verdict:
     """Condition InferencePoolReady."""
     if not spec.gateway.inference_pool:
-        return unknown(Reason.NOT_REQUESTED, "gateway.inferencePool is false.")
+        return unknown(ConditionReason.NOT_REQUESTED, "gateway.inferencePool is false.")
     if access is PoolAccess.FORBIDDEN:
         what = "This operator has no right to read InferencePools: install the chart of its own release."
-        return false(Reason.CHILD_REJECTED, what)
+        return false(ConditionReason.CHILD_REJECTED, what)
     if access is PoolAccess.NOT_INSTALLED:
         what = f"This cluster does not have {_EXTENSION}: install its CRDs, or remove gateway.inferencePool."
-        return false(Reason.NOT_INSTALLED, what)
+        return false(ConditionReason.NOT_INSTALLED, what)
     refused = next((refusal for refusal in refusals if refusal.kind == INFERENCE_POOL and not refusal.is_stored), None)
     if refused is not None:
         said = refused.message.strip().rstrip(".")
-        return false(Reason.CHILD_REJECTED, cut(f"The API server refuses the InferencePool: {said}.", 2048))
+        return false(ConditionReason.CHILD_REJECTED, cut(f"The API server refuses the InferencePool: {said}.", 2048))
     return _made(children, spec)
 
 
@@ -42,11 +42,13 @@ def _made(children: Children, spec: SpeculativeServiceSpec) -> Verdict:
         owner = controller_name(children.documents[INFERENCE_POOL, name])
         whose = f"belongs to {owner}" if owner else "was not made by Outrider"
         what = f"InferencePool {name} {whose} and is left alone. Delete it, or remove gateway.inferencePool."
-        return false(Reason.NAME_CONFLICT, what)
+        return false(ConditionReason.NAME_CONFLICT, what)
     if needs_apply(children.own(INFERENCE_POOL, name), stamp(inference_pool(children.owner, spec))):
-        return unknown(Reason.PENDING, f"InferencePool {name} is being written.")
+        return unknown(ConditionReason.PENDING, f"InferencePool {name} is being written.")
     picker = picker_name(name, spec.gateway.endpoint_picker)
     if (KUBERNETES_SERVICE, picker) not in children.documents:
         what = f"InferencePool {name} names Service {picker} as its endpoint picker, and there is none."
-        return true(Reason.POOL_CURRENT, f"{what} Gateways choose pods by themselves until then.")
-    return true(Reason.POOL_CURRENT, f"InferencePool {name} selects the pods, and Service {picker} picks among them.")
+        return true(ConditionReason.POOL_CURRENT, f"{what} Gateways choose pods by themselves until then.")
+    return true(
+        ConditionReason.POOL_CURRENT, f"InferencePool {name} selects the pods, and Service {picker} picks among them."
+    )
