@@ -31,6 +31,12 @@ _IMAGE_REASONS = frozenset(
 _CRASH_LOOP = "CrashLoopBackOff"
 _START_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
 """Reasons why a container is not created, such as a missing Secret or a command that the image lacks."""
+_PULLED_IMAGE = re.compile(r'image "([^"\s]+)"')
+_NO_IMAGE_VOLUMES = 'failed to mkdir ""'
+"""Words of a containerd before 2.1, which takes an image volume for a folder without a name."""
+_NO_IMAGE_VOLUMES_HINT = (
+    ". The node's container runtime mounts no images (source.oci): containerd 2.1 and CRI-O 1.31 do"
+)
 _CRASHES = 2
 """Restarts from which a pod that is not ready counts as crashing, also between two crashes."""
 _CRASH_IS_OVER_S = 600.0
@@ -239,18 +245,24 @@ def _container_trouble(pod: Object, now_s: float) -> Trouble | None:
         waiting = mapping(status, "state", "waiting")
         reason, message = text(waiting, "reason"), text(waiting, "message")
         if reason in _IMAGE_REASONS:
-            image = text(status, "image") or "its image"
-            return Trouble(
-                ConditionReason.IMAGE_PULL_FAILED,
-                f"Pod {name_of(pod)} cannot pull {image} ({reason}): {cut(message, 500)}. Check podTemplate.image and "
-                "podTemplate.imagePullSecrets",
-            )
+            return Trouble(ConditionReason.IMAGE_PULL_FAILED, _not_pulled(pod, status, reason, message))
         if reason in _START_REASONS:
-            sentence = f"Pod {name_of(pod)} cannot start ({reason}): {cut(message, 500)}"
+            hint = _NO_IMAGE_VOLUMES_HINT if _NO_IMAGE_VOLUMES in message else ""
+            sentence = f"Pod {name_of(pod)} cannot start ({reason}): {cut(message, 500)}{hint}"
             return Trouble(ConditionReason.POD_CANNOT_START, sentence)
         if reason == _CRASH_LOOP or _keeps_ending(status, now_s):
             return Trouble(ConditionReason.POD_CRASHING, _crash(pod, status, message or reason))
     return None
+
+
+def _not_pulled(pod: Object, status: Object, reason: str, message: str) -> str:
+    """Sentence about an image that is not there. The kubelet's message names it: it may be that of a model's volume."""
+    named = _PULLED_IMAGE.search(message)
+    own = text(status, "image")
+    image = named[1] if named is not None else own or "its image"
+    field = "podTemplate.image" if image == own else "source.oci of the models, podTemplate.image"
+    said = f"Pod {name_of(pod)} cannot pull {image} ({reason}): {cut(message, 500)}"
+    return f"{said}. Check {field} and podTemplate.imagePullSecrets"
 
 
 def _keeps_ending(status: Object, now_s: float) -> bool:

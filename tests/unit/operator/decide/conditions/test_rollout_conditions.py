@@ -102,8 +102,38 @@ def test_an_image_that_cannot_be_pulled_is_named_while_the_old_pods_serve() -> N
     progressing = world.condition(C.PROGRESSING)
     assert (progressing.status, progressing.reason) == ("False", "Stalled")
     assert "cannot pull i:1" in progressing.message
+    assert "Check podTemplate.image and" in progressing.message
     assert "old pods serve on" in progressing.message
     assert world.reason(C.READY) == "True/EndpointReady"
+
+
+def test_image_of_a_model_is_named_when_it_cannot_be_pulled() -> None:
+    """The kubelet reports it as the container's own; the sentence blamed the runtime image."""
+    world = World(manifest())
+    world.serve()
+    world.patch(target={"name": "llama", "source": {"oci": {"reference": "registry/models/llama:1"}}})
+    world.settle()
+    pod = world.add_pod("new", world.deployment()["spec"]["template"], ready=False)
+    said = 'Back-off pulling image "registry/models/llama:1": ErrImagePull: failed to pull and unpack image'
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": said}}
+    pod["status"]["containerStatuses"] = [{"name": "runtime", "image": "outrider/runtime:1", "state": waiting}]
+    world.settle()
+    message = world.condition(C.PROGRESSING).message
+    assert "cannot pull registry/models/llama:1" in message
+    assert "Check source.oci of the models" in message
+
+
+def test_node_that_mounts_no_images_is_pod_cannot_start() -> None:
+    """containerd 1.6 takes an image volume for a folder without a name. As seen with it."""
+    world = World(manifest(target={"name": "llama", "source": {"oci": {"reference": "registry/models/llama:1"}}}))
+    world.settle()
+    pod = world.add_pod("new", world.deployment()["spec"]["template"], ready=False)
+    said = 'failed to generate container spec: failed to apply OCI options: failed to mkdir "": mkdir : no such file'
+    waiting = {"waiting": {"reason": "CreateContainerError", "message": said}}
+    pod["status"]["containerStatuses"] = [{"name": "runtime", "image": "outrider/runtime:1", "state": waiting}]
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCannotStart"
+    assert "The node's container runtime mounts no images (source.oci)" in world.condition(C.READY).message
 
 
 def test_a_crashing_pod_says_its_last_lines() -> None:
