@@ -1,6 +1,6 @@
-"""`SpeculativeService.spec`: what a user asks for.
+"""`SpeculativeService.spec`, which users write.
 
-Field docstrings become the descriptions that `kubectl explain` prints. Rules that span fields stand in `rules`.
+Docstrings of fields become the descriptions that `kubectl explain` prints. Rules that span fields are in `rules`.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class NeuralDraft(Model):
 
 class DraftModel(NeuralDraft):
     window_tokens: Annotated[int, Field(ge=1, le=MOST_WINDOW_TOKENS)] | None = None
-    """Tokens at the end of the request that every pass of the draft reads, and its first 16, both rounded up to whole
-    pages of the KV cache; all of the request when absent. For long contexts (engine.backend vLLM only)."""
+    """Tokens at the end of the request that every draft pass reads, together with the first 16, both rounded up to
+    whole pages of the KV cache. Absent: the whole request. For long contexts (engine.backend vLLM only)."""
 
 
 class BlockDraft(NeuralDraft):
@@ -148,8 +148,8 @@ class SparseSelf(Model):
     sink_tokens: Annotated[int, Field(ge=0, le=1024)] = SINK_TOKENS
     """Tokens at the beginning of the request that every draft pass reads, rounded up to whole pages of the KV cache."""
     window_tokens: Annotated[int, Field(ge=1, le=MOST_WINDOW_TOKENS)] = 512
-    """Tokens at its end that every draft pass reads, rounded up to whole pages. More are accepted more often, and cost
-    more to read."""
+    """Tokens at the end of the request that every draft pass reads, rounded up to whole pages of the KV cache. A larger
+    window has a higher acceptance rate, and costs more to read."""
 
     @property
     def tokens(self) -> int:
@@ -166,22 +166,22 @@ class DrafterSpec(Model):
     prompt_lookup: PromptLookup | None = None
     """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
     draft_model: DraftModel | None = None
-    """A small model of the same vocabulary proposes tokens one by one."""
+    """Proposes tokens one by one with a small model of the same vocabulary."""
     eagle: NeuralDraft | None = None
-    """An EAGLE-3 head on the target's hidden states proposes tokens."""
+    """Proposes tokens with an EAGLE-3 head on the target's hidden states."""
     sparse_self: SparseSelf | None = None
-    """The target itself proposes tokens, reading only the beginning and the end of the request (no model; for long
-    contexts)."""
+    """Proposes tokens with the target itself, which reads only the beginning and the end of the request (no model; for
+    long contexts)."""
     medusa: NeuralDraft | None = None
-    """Medusa heads on the target's last hidden state propose a token each, all at once (engine.backend Torch only)."""
+    """Proposes one token per Medusa head on the target's last hidden state, all at once (engine.backend Torch only)."""
     block: BlockDraft | None = None
-    """A block drafter (DFlash, DFlash2 or DSpark, as its checkpoint says) proposes all tokens in one pass over the
-    target's hidden states (engine.backend vLLM only)."""
+    """Proposes all tokens in one pass over the target's hidden states, with a block drafter: DFlash, DFlash2 or DSpark,
+    as its checkpoint says (engine.backend vLLM only)."""
     mtp: MTP | None = None
     """The multi-token prediction layer of the target's own checkpoint proposes tokens one by one (engine.backend vLLM
     only)."""
     paused: bool = False
-    """The drafter stays loaded and proposes nothing. Changing it restarts nothing."""
+    """True: the drafter stays loaded but proposes nothing. Changing it restarts nothing."""
 
     @property
     def neural(self) -> NeuralDraft | None:
@@ -411,7 +411,7 @@ class SpeculativeServiceSpec(Model):
     slo_classes: Annotated[list[SLOClassSpec], Field(max_length=MOST_SLO_CLASSES), MapList("name")] = []
     """Latency classes that requests may name."""
     default_slo_class: Annotated[Name | None, Field(alias="defaultSLOClass")] = None
-    """Class of requests that name none; the first of sloClasses when absent."""
+    """SLO class of requests that name none. Absent: the first of sloClasses."""
     speculation: Speculation = Speculation()
     """How the draft length is chosen."""
     profiling: Profiling = Profiling()

@@ -109,15 +109,15 @@ class ConditionReason(StrEnum):
 
 class Condition(Model):
     type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 64})]
-    """What it tells about: SpecValid, Ready, Updated and so on."""
+    """Type of the condition: SpecValid, Ready, Updated and so on."""
     status: ConditionStatus
-    """True, False, or Unknown where nothing was measured or observed yet."""
+    """True, False, or Unknown if nothing was measured or observed yet."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]
-    """Why, in one word for programs."""
+    """Reason for the status, in one word for programs."""
     message: Message = ""
-    """Why, in a sentence for people; where something is wrong, with what to do."""
+    """Reason for the status, in a sentence for people. It says what to do if something is wrong."""
     observed_generation: int = 0
-    """metadata.generation that it was decided for."""
+    """metadata.generation for which the condition was computed."""
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
     """When the status last changed."""
 
@@ -128,33 +128,33 @@ class Summary(Model):
     goodput: Text = ""
     """Tokens per second that reach users, over all pods."""
     speedup: Text = ""
-    """Goodput / that of the same pods without speculation, as measured; empty until it differs from 1 beyond noise."""
+    """Goodput / goodput of the same pods without speculation; empty until it differs significantly from 1."""
     acceptance: Text = ""
     """Share of tried draft tokens that the target accepted."""
     slo: Text = ""
-    """The class with the lowest attainment, and its attainment."""
+    """Attainment and name of the SLO class furthest below its objective."""
 
 
 class GoodputStatus(Model):
     tokens_per_second: Text
     """Tokens that reached users, per second, summed over pods."""
     baseline_tokens_per_second: Text = ""
-    """What the same pods would give without speculation, by the probes; empty where `speedup` is."""
+    """Tokens per second of the same pods without speculation, estimated by probes; empty while `speedup` is."""
     speedup: Text = ""
-    """tokensPerSecond against what the same pods would give without speculation; empty until probes tell it from 1."""
+    """tokensPerSecond / baselineTokensPerSecond; empty until probes show that it differs significantly from 1."""
     speedup_range: Text = ""
-    """Two standard errors on either side of `speedup`."""
+    """95% confidence interval of `speedup`."""
     window: Text
-    """Length of the window, a duration."""
+    """Length of the window, as a duration."""
     tokens: int
     """Tokens that reached users in the window."""
     pods: Text
-    """Pods that answered, of those that are ready: "2/3"."""
+    """Pods that answered / ready pods, for example "2/3"."""
 
 
 class SLOClassStatus(Model):
     name: Text
-    """The class's name in spec.sloClasses."""
+    """Name of the class in spec.sloClasses."""
     attainment_percent: Text = ""
     """Share of `requests` that met the class."""
     tpot_p50: Text = ""
@@ -162,51 +162,50 @@ class SLOClassStatus(Model):
     tpot_p99: Text = ""
     """99th percentile of the time per output token after the first."""
     requests: int = 0
-    """Requests with a verdict in the window: they finished, or were given up after a miss."""
+    """Requests in the window that finished, or whose client disconnected after the SLO was missed."""
     aborted: int = 0
-    """Requests whose client left in the window."""
+    """Requests in the window whose client disconnected."""
 
 
 class DraftStatus(Model):
     name: Text
-    """The drafter's name in spec.draftPool."""
+    """Name of the drafter in spec.draftPool."""
     kind: Text = ""
     """DFlash, DFlash2 or DSpark, as the checkpoint of method Block says; empty for other methods."""
     profiled: bool = False
-    """Its cost is measured on every product."""
+    """True if its cost is measured on every product."""
     loaded: bool = False
-    """Every ready pod has it loaded."""
+    """True if every ready pod has loaded it."""
     reason: Text = ""
-    """Why it is not loaded or not used, in a sentence."""
+    """Reason why it is not loaded or not used, in a sentence."""
     acceptance_rate: Text = ""
-    """Accepted draft tokens, of those that were tried, in the window."""
+    """Accepted / tried draft tokens in the window."""
     accepted_length: Text = ""
-    """Tokens that a request gained in a step with this drafter, bonus token included."""
+    """Mean tokens of a request per step with this drafter, including the bonus token."""
     share_percent: Text = ""
-    """Share of engine steps' requests that used it in the window."""
+    """Share of (request, step) pairs in the window that used it."""
     memory: Text = ""
-    """What it takes of each device, used or not: its weights, its KV of a cached token, and the share of the cached
-    tokens (so of concurrent requests) that this costs."""
+    """Memory on each device, whether it is used or not: weights, KV bytes per token, and the share of the KV cache (and
+    so of concurrent requests) that it costs."""
 
 
 class BreakEven(Model):
     requests: int
-    """That decode at a time."""
+    """Batch size: requests that decode at the same time."""
     context_tokens: int
-    """Tokens of each request from which on drafting pays; 0: at any."""
+    """Context length, in tokens, from which drafting pays; 0: at any length."""
 
 
 class LongContextStatus(Model):
-    """What a SparseSelf drafter brings by the profile, with 80% of its proposals accepted."""
+    """Gain of a SparseSelf drafter according to the profile, at an assumed acceptance rate of 80%."""
 
     drafter: Text
-    """Its name in the pool."""
+    """Name of the drafter in spec.draftPool."""
     break_even: Annotated[list[BreakEven], Field(max_length=8)] = []
-    """Break-even context by measured batch size. One is left out where drafting does not pay at the longest context
-    that a request may take and the KV cache holds."""
+    """Break-even context for each measured batch size at which drafting pays within the longest possible context."""
     inflection_tokens: int | None = None
-    """Context from which on a larger batch gains more (MagicDec's S_inflection), 0: at any; absent where there is none
-    that so many requests can have."""
+    """Context, in tokens, from which a larger batch gains more (MagicDec's S_inflection); 0: at any; absent if there is
+    none within the longest possible context."""
 
 
 class ProfileStatus(Model):
@@ -217,35 +216,35 @@ class ProfileStatus(Model):
     error_percent: Text = ""
     """Error of the latency model on shapes that it was not fitted to."""
     profiled_at: Text = ""
-    """When it was measured."""
+    """Time of the measurement."""
     long_contexts: Annotated[list[LongContextStatus], Field(max_length=8), MapList("drafter")] = []
-    """Contexts at which drafting over a window pays, of each SparseSelf drafter that was profiled."""
+    """Contexts at which each profiled SparseSelf drafter pays."""
     stale: bool = False
-    """It is older than spec.profiling.maxAge, or does not fit the pods' device or engine."""
+    """True if it is older than spec.profiling.maxAge, or does not fit the pods' device or engine."""
     failed_key: Text = ""
-    """Key whose measurement failed; it runs again only on a changed spec or `outrider.dev/reprofile`."""
+    """Profile key whose measurement failed. It is retried only for a changed spec or `outrider.dev/reprofile`."""
     message: Message = ""
-    """What went wrong with the measurement, with the pod's own last lines."""
+    """Reason why the measurement failed, with the pod's last lines."""
 
 
 class DemandStatus(Model):
     product: Text
     """One of spec.accelerator.products."""
     replicas: Text
-    """Pods on this product that the load of the last window takes at the SLO."""
+    """Pods on this product that the load of the last window needs at the SLO."""
     requests: int
-    """Requests that a pod decodes at a time at the tightest `tpot` among the classes with traffic."""
+    """Requests that a pod can decode at the same time at the lowest `tpot` of the classes with traffic."""
     tokens_per_second: Text
-    """What a pod gives at that."""
+    """Tokens per second of a pod with that many requests."""
 
 
 class RolloutArm(Model):
     name: Text
-    """stable, the running revision's pool, or candidate, that of the spec."""
+    """stable (pool of the running revision) or candidate (pool of the spec)."""
     requests: int = 0
     """Finished requests."""
     tokens_per_second: Text = ""
-    """Tokens / second of their steps' price at full batch, by the corrected latency model."""
+    """Tokens / price of the arm's steps in seconds, at full batch and by the corrected latency model."""
     attainment_percent: Text = ""
     """Share of the requests with an SLO class that met it."""
     failures: int = 0
@@ -258,18 +257,18 @@ class RolloutProduct(Model):
     requests: int = 0
     """Finished requests of the arm that has fewer."""
     gain_percent: Text = ""
-    """Candidate's goodput / stable's - 1; empty before minRequests."""
+    """Goodput of candidate / goodput of stable - 1; empty before minRequests."""
     gain_range: Text = ""
-    """95% confidence range of the gain, valid at every look."""
+    """95% confidence interval of the gain, valid at any time."""
     measured: bool = False
-    """A canary pod of this product has reported."""
+    """True if a canary pod of this product has reported."""
 
 
 class RolloutSums(Model):
     product: Text
     """Product of the pod."""
     pod: Text = ""
-    """Name of a canary pod; empty: processes that have ended."""
+    """Name of a canary pod; empty for processes that have ended."""
     started_at: float = 0.0
     """Unix time at which the pod's process started."""
     restarts: Count = 0
@@ -284,43 +283,43 @@ class RolloutStatus(Model):
     """The draft canary in progress, or the last one."""
 
     phase: Text = ""
-    """Starting, Measuring, Promoting; at its end Successful, Failed, Error, Inconclusive, Superseded or Cancelled."""
+    """Starting, Measuring, Promoting; at the end Successful, Failed, Error, Inconclusive, Superseded or Cancelled."""
     cause: Text = ""
-    """Why it failed, cannot be measured or is inconclusive, in one word."""
+    """Cause of phase Failed, Error or Inconclusive, in one word."""
     candidate: Text = ""
-    """Revision of the spec; the annotations outrider.dev/promote, abort and retry name it."""
+    """Revision of the spec. The annotations outrider.dev/promote, abort and retry name it."""
     stable: Text = ""
-    """Revision that it is measured against, which the other pods run."""
+    """Revision that the candidate is compared with, which the other pods run."""
     observed_generation: int = 0
-    """metadata.generation that the phase was decided for."""
+    """metadata.generation for which the phase was computed."""
     started_at: Text = ""
-    """When the measurement began."""
+    """Start of the measurement."""
     requests: int = 0
     """Finished requests of the arm that has fewer."""
     gain_percent: Text = ""
-    """Candidate's goodput / stable's - 1, of the product where it gains least."""
+    """Goodput of candidate / goodput of stable - 1, on the product with the lowest gain."""
     gain_range: Text = ""
-    """95% confidence range of the gain, valid at every look."""
+    """95% confidence interval of the gain, valid at any time."""
     summary: Text = ""
     """Phase, requests and gain, for the printer column."""
     arms: Annotated[list[RolloutArm], Field(max_length=2), MapList("name")] = []
     """Both pools, summed over products."""
     products: Annotated[list[RolloutProduct], Field(max_length=8), MapList("product")] = []
-    """The gain on each product; it must lose on none."""
+    """Gain on each product. The candidate must not lose on any."""
     message: Message = ""
-    """What was found, or how much longer it takes at this traffic."""
+    """Result of the measurement, or how much longer it takes at this traffic."""
     detail: Message = ""
-    """Sentence of a pod or of the cluster that belongs to the cause."""
+    """Sentence of a pod or of the cluster about the cause."""
     obeyed: Annotated[list[Text], Field(max_length=8)] = []
-    """Annotations that were carried out, or had nothing to do: they stay, and mean nothing any more."""
+    """Annotations that were carried out, or had no effect. They may stay and have no effect any more."""
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0
-    """Seconds of pauses and of no replicas so far: they do not count towards the timeout."""
+    """Seconds of pauses, or without replicas, so far. They do not count towards the timeout."""
     held_since: Text = ""
-    """When the pause that lasts began; empty without one."""
+    """Start of the current pause; empty without one."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
-    """What was counted so far; neither a restart of a pod nor of the operator loses it."""
+    """Counts so far, which survive restarts of pods and of the operator."""
 
 
 class PrefetchStatus(Model):
@@ -342,7 +341,7 @@ class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
     observed_generation: int = 0
-    """metadata.generation that this status was decided for."""
+    """metadata.generation for which this status was computed."""
     replicas: int = 0
     """Serving pods that exist."""
     ready_replicas: int = 0
@@ -350,7 +349,7 @@ class SpeculativeServiceStatus(Model):
     updated_replicas: int = 0
     """Serving pods of the current revision."""
     ready_revision: Text = ""
-    """The newest revision that had a ready pod; raised deadlines start no rollout of it."""
+    """Newest revision that had a ready pod. Raised deadlines do not restart its pods."""
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the serving pods, for autoscalers."""
     rollout: RolloutStatus | None = None
@@ -360,12 +359,12 @@ class SpeculativeServiceStatus(Model):
     accelerator: Annotated[str, Field(max_length=512)] = ""
     """spec.accelerator.products, for the printer column."""
     runtime_image: Text = ""
-    """The release's runtime image that the service runs on; a new operator does not change it by itself."""
+    """Release image of the runtime that the service runs on. A new operator does not change it by itself."""
     newer_runtime_image: Text = ""
-    """The installed release's runtime image, where the service is behind. The annotation outrider.dev/runtime-upgrade
-    with this value, or its tag, moves it there by a rollout."""
+    """Runtime image of the installed release, if the service runs an older one. The annotation
+    outrider.dev/runtime-upgrade with this value, or its tag, starts a rollout to it."""
     conditions: Annotated[list[Condition], Field(max_length=16), MapList("type")] = []
-    """One of each type."""
+    """Conditions, one of each type."""
     summary: Summary | None = None
     """Figures for the printer columns."""
     goodput: GoodputStatus | None = None
@@ -373,8 +372,8 @@ class SpeculativeServiceStatus(Model):
     slo_classes: Annotated[list[SLOClassStatus], Field(max_length=8), MapList("name")] = []
     """Attainment and latency of each SLO class over the last window."""
     drafts: Annotated[list[DraftStatus], Field(max_length=8), MapList("name")] = []
-    """Each drafter of the pool."""
+    """State and figures of each drafter in the pool."""
     profiles: Annotated[list[ProfileStatus], Field(max_length=8), MapList("product")] = []
-    """The latency profile of each product."""
+    """State of the latency profile of each product."""
     demand: Annotated[list[DemandStatus], Field(max_length=8), MapList("product")] = []
-    """Replicas that the load takes, for each product that can keep the SLO. Advice: Outrider itself does not scale."""
+    """Replicas that the load needs on each product that can meet the SLO. Outrider itself does not scale."""
