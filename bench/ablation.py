@@ -241,7 +241,7 @@ def table(ratios: Mapping[str, Mapping[str, float]]) -> str:
     loads = len(next(iter(ratios.values())))
     lines = [f"{loads} of {len(all_cells())} loads.", "", "| off | off / whole, geometric mean | lowest | highest |"]
     lines.append("|---|---|---|---|")
-    for name, row in sorted(ratios.items(), key=lambda name_and_row: geometric_mean(list(name_and_row[1].values()))):
+    for name, row in sorted(ratios.items(), key=lambda entry: geometric_mean(list(entry[1].values()))):
         least, most = min(row, key=lambda cell: row[cell]), max(row, key=lambda cell: row[cell])
         mean = geometric_mean(list(row.values()))
         lines.append(f"| {name} | {mean:.3f} | {row[least]:.3f} ({least}) | {row[most]:.3f} ({most}) |")

@@ -59,8 +59,8 @@ def answers(loaded: Loaded, texts: Sequence[Sequence[int]], tokens: int) -> list
                 loaded.text.detokenizer(text))
         for number, text in enumerate(texts)
     ]  # fmt: skip
-    for one_request in requests:
-        loaded.engine.add(one_request, time.time())
+    for pending in requests:
+        loaded.engine.add(pending, time.time())
     while loaded.engine.has_work:
         loaded.engine.step()
     return [tuple(request.tokens[request.prompt_tokens :]) for request in requests]

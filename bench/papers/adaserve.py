@@ -106,16 +106,16 @@ def measured(place: Place, seeds: int) -> dict[str, Any]:
 
 def with_best_chain(row: Mapping[str, Cell]) -> dict[str, Cell]:
     """The static chain that attains most stands for all."""
-    chains = {name: figures_cell for name, figures_cell in row.items() if name.startswith("chain,")}
+    chains = {name: result for name, result in row.items() if name.startswith("chain,")}
     best = max(chains, key=lambda name: (chains[name].attained, chains[name].goodput))
     return {
         BEST_CHAIN: chains[best],
-        **{name: figures_cell for name, figures_cell in row.items() if name not in chains},
+        **{name: result for name, result in row.items() if name not in chains},
     }
 
 
-def vars_of(figures_cell: Cell) -> dict[str, float]:
-    return {"tight": figures_cell.tight, "attained": figures_cell.attained, "goodput": figures_cell.goodput}
+def vars_of(result: Cell) -> dict[str, float]:
+    return {"tight": result.tight, "attained": result.attained, "goodput": result.goodput}
 
 
 def misses(figures: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -143,8 +143,8 @@ def _rate(table: Table, in_flight: float) -> float:
     low, high = _capacity(table) / 64, 2 * _capacity(table)
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
-        load_size = middle * latency_s(table, _load(table, middle), Fixed(POOL))
-        low, high = (middle, high) if load_size < in_flight else (low, middle)
+        requests_in_flight = middle * latency_s(table, _load(table, middle), Fixed(POOL))
+        low, high = (middle, high) if requests_in_flight < in_flight else (low, middle)
     return math.sqrt(low * high)
 
 

@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
 def _print(document: dict[str, Any]) -> None:
     """The verdicts."""
     bars = [Bar(**bar) for bar in document["bars"]]
-    for bar in sorted(bars, key=lambda bar_: (bar_.name, bar_.holds, bar_.where)):
+    for bar in sorted(bars, key=lambda verdict: (verdict.name, verdict.holds, verdict.where)):
         print(bar.line())
     print("\n".join(summary(bars)))
     print(f"{document['cells']} cells, {document['cpuSeconds']} CPU seconds, {document['seeds']} seeds")

@@ -123,9 +123,7 @@ def _where_it_falls(
 def bars(judged: Judged) -> list[Bar]:
     mine, base = judged.there["ours"], judged.there[judged.base]
     where = f"{judged.mix.case}, at {judged.share:.0%} of capacity"
-    avoided = [
-        1 - (1 - mine_run.share) / max(1e-9, 1 - other.share) for mine_run, other in zip(mine, base, strict=True)
-    ]
+    avoided = [1 - (1 - our_run.share) / max(1e-9, 1 - other.share) for our_run, other in zip(mine, base, strict=True)]
     verdict_bars = [Bar("3 SLO mix, misses avoided", where, low(avoided), 1 - MOST_MISSES, judged.base, len(mine))]
     for number, target in enumerate(judged.mix.targets):
         for quantile in QUANTILES:

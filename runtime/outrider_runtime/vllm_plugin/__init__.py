@@ -1,14 +1,23 @@
-"""Outrider's control loop inside vLLM: what the engine is started with, and what runs in it.
+"""Outrider's control loop inside vLLM, by the process that a module runs in.
 
-- `launch`, `arguments`, `graphs`, `environment`, `versions`: before the engine exists (the server and the profiler call
-  these).
-- `bounded_input`: in the server's process: requests on their way to the engine.
-- `engine_core`, `cause`: the engine core's process, and why it ended.
-- `scheduler`, `views`, `step_messages`: in the engine core process: `outrider_runtime.loop` in vLLM's scheduler.
-- `cpu_worker`, `gpu_worker`, `runner`, `adapters`, `verification`: in the worker process: vLLM's step, timed.
-- `speculator`, `drafting_step`, `proposed`, `agreement`, `memory`: there, too: the pool, carrying out what was decided.
-- `eagle_head`, `draft_model`, `prompt_lookup`, `sparse_self`, `short_tables`, `layer_names`, `whole_weights`: there,
-  too: its members.
-- `cpu`, `cpu_executor`: what CPUs lack.
-- `messages`: what travels between scheduler and worker on vLLM's own step messages.
+Before the engine exists (server, profiler):
+- `launch`, `arguments`, `environment`, `graphs`, `versions`: arguments and environment of vLLM.
+
+Server:
+- `bounded_input`: refuses requests that do not fit into the sampler's tables.
+- `engine_core`, `cause`: carry the reason of an engine's end to the server.
+
+Engine core:
+- `scheduler`, `views`, `step_messages`, `draft_blocks`: `outrider_runtime.loop` in vLLM's scheduler.
+
+Worker:
+- `gpu_worker`, `cpu_worker`, `worker`, `runner`, `adapters`, `graph_lengths`, `device_ranking`: vLLM's step, timed.
+- `speculator`, `drafting_step`, `proposed`, `agreement`, `memory`, `draft_room`: the pool, which carries out orders.
+- `draft_model_member`, `eagle_head`, `mtp_head`, `block_draft`, `prompt_lookup_member`, `sparse_self_member`: its
+  members.
+- `confident`, `reads_layers`, `layer_names`, `whole_weights`, `short_tables`, `block_edges`: parts that members share.
+
+Everywhere:
+- `messages`: orders and reports on vLLM's own step messages.
+- `cpu`, `cpu_executor`: replacements for what CPUs lack.
 """
