@@ -1,4 +1,4 @@
-"""What is counted of the two arms of a canary: sums over finished requests, so that pods and restarts add up."""
+"""Counts of the two arms of a canary: sums over finished requests, which add up over pods and restarts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A service's draft canary at one look: what is remembered, what becomes of it, and the pods that it takes.
+"""The draft canary of a service in one reconcile: its last state, its next state, and its pods.
 
-What a look decides is written into the status first, and carried out by the next look: an operator that is killed
-between the two has lost nothing.
+A decision is written into the status first and carried out by the next reconcile, so an operator that is killed
+in between loses nothing.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ RETRY_ANNOTATION = "outrider.dev/retry"
 @dataclass(frozen=True)
 class CanaryRollout:
     before: Canary | None
-    """What the status remembers; what is carried out."""
+    """Canary in the last status, which is carried out now."""
     decided: CanaryStep
-    """What the status is to say next."""
+    """Canary for the next status."""
     status: RolloutStatus | None
     """The status, or the record on the canary's Deployment where that has no canary."""
     holds: bool
-    """Must the spec's revision stay away from the stable pods?"""
+    """True if the spec's revision must not replace the stable pods yet."""
     spec: SpeculativeServiceSpec
     settings: CanarySettings
     at: float
@@ -76,7 +76,7 @@ class CanaryRollout:
     is_stored: bool = False
     """Is its ConfigMap there, and were pods made of it?"""
     hot: HotConfig | None = None
-    """What the canary's pods are to mount."""
+    """Hot config for the canary's pods."""
     waits_for_profile: bool = False
     """Does the candidate wait for its profile (profiling.mode is Required)?"""
     has_pods_left: bool = False
@@ -85,11 +85,11 @@ class CanaryRollout:
     is_frozen: bool = False
     """Leave the canary's objects as they are."""
     stable: Revision | None = None
-    """What the Deployment is to run while the candidate is held; None: what it runs."""
+    """Revision for the Deployment while the candidate is held; None: the current one."""
 
     @property
     def canary(self) -> Canary | None:
-        """The canary that conditions and status tell about: the one under way, else the last one."""
+        """The canary that conditions and status report: the current one, else the last one."""
         return self.decided.canary or self.decided.ended or self.before
 
     @property
@@ -99,7 +99,7 @@ class CanaryRollout:
 
     @property
     def is_changed(self) -> bool:
-        """Does the status have to say something else before more is done?"""
+        """True if the status must be written before anything else is done."""
         before, after = self.before, self.canary
         return _identity(before) != _identity(after)
 
@@ -114,7 +114,7 @@ class CanaryRollout:
 
     @property
     def surrendered(self) -> int:
-        """Pods of the Deployment that make room: as many as the canary has, where none may be added. Never the last."""
+        """Pods of the Deployment that make room for the canary's if none may be added. The last pod always stays."""
         rollout = self.spec.rollout
         room = min(rollout.max_unavailable, self.replicas) if rollout.max_surge == 0 else 0
         return max(0, min(room, self.spec.replicas - 1))
@@ -191,7 +191,7 @@ def _view(
     *,
     is_blocked: bool,
 ) -> CanaryView:
-    """What the state machine sees, but for the canary's pods. stable: the revision that serves."""
+    """Input of the state machine, without the canary's pods. stable: the revision that serves."""
     spec, pool = desired.spec, desired.spec_revision.boot.draft_pool
     differs = pools_differ(stable.boot.draft_pool if stable is not None else [], pool)
     return CanaryView(
@@ -210,7 +210,7 @@ def _view(
 def _remembered(
     observed: Observed, children: Children, desired: DesiredState, view: CanaryView, *, is_blocked: bool
 ) -> CanaryRollout:
-    """The canary as the status has it, before this look decides anything."""
+    """The canary in the last status, before this reconcile decides anything."""
     status = recorded(observed.status.rollout, children.canary, observed.at)
     before = canary_of(status)
     return CanaryRollout(
@@ -310,7 +310,7 @@ def _is_of_spec(before: Canary | None, view: CanaryView) -> bool:
 
 
 def _is_frozen(before: Canary | None, decided: CanaryStep) -> bool:
-    """What a newer release wrote, and a canary whose end the status does not say yet, stay as they are."""
+    """True if the canary's objects must not change: a newer release wrote it, or its end is not in the status yet."""
     return _is_foreign(before) or _identity(before) != _identity(decided.canary or decided.ended or before)
 
 
@@ -379,7 +379,7 @@ def _made(
 
 
 def _hot(rollout: CanaryRollout, pools: Pools, canary: Canary) -> HotConfig | None:
-    """What the canary's pods are to mount; None where that stays as it is."""
+    """Hot config for the canary's pods; None if it must not change."""
     if rollout.revision is None or pools.lost_revision:
         return None
     spec = rollout.spec

@@ -1,6 +1,6 @@
-"""What becomes of a canary from one look to the next: a pure step over what the status remembers and what is seen.
+"""The state machine of a canary: a pure step from the last status and the observed pods to the next status.
 
-It has no timers: everything goes by `started_at`, so that an operator that was killed goes on where it stopped.
+It has no timers: every decision depends on `started_at`, so an operator that was killed continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CanaryPhase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a canary failed, cannot be measured, or stayed open."""
+    """Causes of the phases Failed, Error and Inconclusive."""
 
     NONE = ""
     WORSE = "Worse"
@@ -50,7 +50,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class CanarySettings:
-    """spec.rollout.canary."""
+    """Settings in spec.rollout.canary."""
 
     least_gain: float = -0.03
     min_requests: int = 100
@@ -60,7 +60,7 @@ class CanarySettings:
 
 @dataclass(frozen=True)
 class CanaryPods:
-    """What the canary's pods are seen to do."""
+    """Observations of the canary's pods."""
 
     reports: tuple[PodReport, ...] = ()
     """Sums of the pods that host both arms."""
@@ -114,16 +114,16 @@ class CanaryView:
 
 @dataclass(frozen=True)
 class Canary:
-    """What the status remembers."""
+    """State of a canary in the status."""
 
     phase: str
-    """A `CanaryPhase`, or what a newer release wrote."""
+    """A `CanaryPhase`, or the phase that a newer release wrote."""
     candidate: str
     stable: str
     started_at: float
     cause: Cause = Cause.NONE
     said: str = ""
-    """A pod's or the cluster's sentence that belongs to the cause."""
+    """Sentence of a pod or the cluster about the cause."""
     obeyed: tuple[str, ...] = ()
     """Orders that were carried out, or had nothing to do ("abort=8a1e43c8ca"): their annotations stay, and mean nothing
     any more."""
@@ -164,7 +164,7 @@ class Canary:
         )
 
     def has_pods(self, on_inconclusive: OnInconclusive) -> bool:
-        """Is a canary pod to run?"""
+        """True if a canary pod should run."""
         is_open = self.phase == CanaryPhase.INCONCLUSIVE and on_inconclusive is OnInconclusive.HOLD
         return is_open or self.phase in _UNDER_WAY
 
@@ -268,7 +268,7 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
 
 
 def _ordered(before: Canary, look: CanaryView) -> Canary | None:
-    """What a human orders by an annotation; None without one, or where it was obeyed before."""
+    """Order of a user by an annotation; None without one, or if it was obeyed before."""
     if obeyed := _new_order(before, look, "promote"):
         return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said="", obeyed=obeyed)
     if obeyed := _new_order(before, look, "abort"):

@@ -1,4 +1,4 @@
-"""What the pods of a canary are seen to do: their sums, and what keeps them from measuring."""
+"""Observe the pods of a canary: their sums, and trouble that prevents a measurement."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CanarySight:
 
 
 def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
-    """What the state machine is to know of the pods of `before`."""
+    """Observations of the pods of `before` for the state machine."""
     if before is None:
         return CanaryPods()
     sight = replace(sight, pods=_of_revision(sight.pods, sight.revision))

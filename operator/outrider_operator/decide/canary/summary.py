@@ -62,7 +62,7 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
 
 
 def message_of(rollout: CanaryRollout) -> str:
-    """What was found, or how much longer it takes."""
+    """A sentence about the result, or about the remaining time."""
     canary = rollout.canary
     if canary is None:
         return ""

@@ -1,8 +1,7 @@
-"""What was measured elsewhere and holds here too: with another image of the same engine, or in another namespace.
+"""Measurements from elsewhere that a service may use: of another image with the same engine, or of another namespace.
 
-Profiles that count in all namespaces stand in the operator's own namespace. The operator writes them itself, from
-measurements of the namespaces that the chart names, and reads no other namespace's: a tenant that may create pods can
-make up what its Jobs measure.
+Profiles that all namespaces use are stored in the operator's namespace. The operator writes them from measurements of
+the namespaces that the chart names. Others are not trusted: a tenant that may create pods can forge measurements.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from outrider_operator.decide.profile_store import Profiles, Store
 from outrider_operator.validation.reading import annotation, text
 
 SETTINGS_NOTE = "outrider.dev/settings"
-"""Annotation of a profile: the digest of all that its key is made of, less the image."""
+"""Annotation of a profile: digest of everything in its key except the image."""
 _RELATIVES_READ = 4
-"""Profiles of other images that are read: anyone may fill a namespace with more."""
+"""Profiles of other images that are read. Users may create any number of them."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Measurements that a service may use besides its own profile."""
+    """Measurements that a service may use in addition to its own profile."""
 
     own: Profiles = field(default_factory=Profiles)
-    """The namespace's."""
+    """Profiles of the service's namespace."""
     shared: Profiles = field(default_factory=Profiles)
-    """Those that count in all namespaces."""
+    """Profiles that all namespaces use."""
     engine_version: str = ""
-    """Version of the engine in the image that the service is given; empty where it is not known."""
+    """Version of the engine in the service's image; empty if it is unknown."""
 
 
 def sources_of(own: Profiles, shared: Profiles, settings: OperatorSettings, desired: DesiredState) -> Sources:
@@ -48,8 +47,7 @@ def sources_of(own: Profiles, shared: Profiles, settings: OperatorSettings, desi
 
 
 def unread_sources(sources: Sources, desired: DesiredState) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of ConfigMaps, in the service's namespace and in the operator's, whose contents may be needed and were not
-    shown."""
+    """Names of ConfigMaps, in the service's namespace and in the operator's, whose contents must be read first."""
     own: list[str] = []
     shared: list[str] = []
     for keys in _keys_of_spec(desired):
@@ -60,7 +58,7 @@ def unread_sources(sources: Sources, desired: DesiredState) -> tuple[tuple[str, 
 
 
 def known_elsewhere(sources: Sources, desired: DesiredState, keys: ProfileKeys) -> Store:
-    """Measurements under `keys` that other namespaces or other images made."""
+    """Measurements for `keys` from other namespaces or other images."""
     if keys not in _keys_of_spec(desired):
         return Store()
     known = Store()
@@ -89,20 +87,20 @@ def _is_newer(new: TargetProfile | DrafterProfile, old: TargetProfile | DrafterP
 
 
 def _engine_version(settings: OperatorSettings, desired: DesiredState) -> str:
-    """Only the installed release's images are known."""
+    """Version of the engine; empty unless the service runs the image of the installed release."""
     if desired.spec.pod_template.image or desired.images.pinned != desired.images.installed:
         return ""
     return settings.engine_version_cpu if desired.spec.accelerator.on_cpu else settings.engine_version
 
 
 def _keys_of_spec(desired: DesiredState) -> list[ProfileKeys]:
-    """Keys of the wanted revision, where they are the spec's: one that cannot be read has those of what runs."""
+    """Keys of the spec's revision that belong to the spec. For an unreadable spec that revision is the running one."""
     spec, image = desired.spec, desired.image
     return [keys for keys in desired.spec_revision.keys if target_key(spec, keys.product, image) == keys.target]
 
 
 def _relatives(profiles: Profiles, sources: Sources, desired: DesiredState, keys: ProfileKeys) -> list[str]:
-    """Names of profiles that differ in the image alone, the newest first; [] where the own one has the target."""
+    """Names of profiles that differ only in the image, newest first; [] if the service's own has the target."""
     if not sources.engine_version or sources.own.store(keys.target).has_target(keys):
         return []
     if profiles is sources.shared and not has_same_meaning_everywhere(desired.spec):
@@ -125,7 +123,7 @@ def _unread(profiles: Profiles, names: list[str]) -> list[str]:
 
 
 def _under(store: Store, sources: Sources, desired: DesiredState, keys: ProfileKeys) -> Store:
-    """The measurements of another image under the keys of this one, if both have the same engine."""
+    """Measurements of another image with the keys of this image, if both have the same engine."""
     target = store.target
     if target is None or target.engine_version != sources.engine_version:
         return Store()

@@ -1,4 +1,4 @@
-"""Publishing profiles to all namespaces: ConfigMaps in the operator's own, from namespaces that the chart names."""
+"""Publish profiles for all namespaces: ConfigMaps in the operator's namespace, from namespaces that the chart names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider_operator.plan import Delete
 from outrider_operator.validation.reading import is_being_deleted, mapping, name_of, text, uid_of
 
 MOST_SHARED = 64
-"""Profiles that are kept for all namespaces; the oldest goes for a new one. They belong to no service that ends."""
+"""Profiles that are kept for all namespaces. The oldest is deleted for a new one, since they have no owner."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class SharedProfilePlan:
     apply: tuple[Object, ...] = ()
     delete: tuple[Delete, ...] = ()
     published: tuple[str, ...] = ()
-    """Names that the profiles have in the namespaces that use them."""
+    """Names of the profiles in the namespaces that use them."""
 
 
 def plan_shared_profiles(
     view: ProfilingView, settings: OperatorSettings, desired: DesiredState, profiles: list[ProductProfile]
 ) -> SharedProfilePlan:
-    """What a service of a trusted namespace has stored, for those of all others."""
+    """Publish the stored profiles of a service in a trusted namespace."""
     is_trusted = view.owner.namespace in settings.profiles_shared_from
     if not is_trusted or not has_same_meaning_everywhere(desired.spec):
         return SharedProfilePlan()
@@ -60,7 +60,7 @@ def plan_shared_profiles(
 
 
 def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:
-    """The part of `store` that means the same in every namespace."""
+    """The measurements in `store` that are valid in every namespace."""
     if not store.has_target(keys) or target_key(desired.spec, keys.product, desired.image) != keys.target:
         return Store()
     names = (drafter.name for drafter in desired.spec.draft_pool if is_drafter_the_same_everywhere(drafter))
