@@ -52,17 +52,17 @@ def after_each_step(controller: Controller, undo: Callable[[], None]) -> None:
 
 
 def correction_of_target(controller: Controller) -> None:
-    latency = controller._evidence.latency
-    after_each_step(controller, partial(_uncorrect, latency._memory.target))
+    beliefs = controller._evidence.latency.beliefs
+    after_each_step(controller, partial(_uncorrect, beliefs.target))
 
 
 def correction_of_drafts(controller: Controller) -> None:
-    latency = controller._evidence.latency
-    after_each_step(controller, partial(_uncorrect, latency._memory.drafts))
+    beliefs = controller._evidence.latency.beliefs
+    after_each_step(controller, partial(_uncorrect, beliefs.drafts))
 
 
-def _uncorrect(believed: Any) -> None:
-    believed.sums[:], believed.values[:], believed.costs[:] = 0.0, 1.0, believed.base
+def _uncorrect(belief: Any) -> None:
+    belief.deviation[:], belief.covariance[:], belief.costs[:] = 0.0, belief.prior, belief.profiled
 
 
 def factors(controller: Controller) -> None:
@@ -111,8 +111,8 @@ def second_rank(controller: Controller) -> None:
 
 def even_steps(controller: Controller) -> None:
     """That a step of equal lengths costs less: it is priced as one of any lengths."""
-    target = controller._evidence.latency._memory.target
-    for rows in (target.base, target.costs):
+    target = controller._evidence.latency.beliefs.target
+    for rows in (target.profiled, target.costs):
         rows[UNIFORM] = rows[RAGGED]
 
 

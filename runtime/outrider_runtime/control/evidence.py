@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,18 @@ from outrider_runtime.control.acceptance.estimate import Acceptance
 from outrider_runtime.control.acceptance.trials import Counts, Verdicts
 from outrider_runtime.control.acceptance.trials import observe as observe_trials
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.correction import Believed
 from outrider_runtime.control.cost.fresh_prompts import FreshPrompts
-from outrider_runtime.control.cost.latency import ROWS, Drafting, Latency, Memory, observe_times, verifying
-from outrider_runtime.control.cost.model import LatencyModel, Shape, this_step
+from outrider_runtime.control.cost.model import LatencyModel, this_step
+from outrider_runtime.control.cost.observed_times import (
+    ROWS,
+    Belief,
+    Beliefs,
+    Drafting,
+    PlainStep,
+    StepTimes,
+    TargetRun,
+    observe_times,
+)
 from outrider_runtime.control.cost.step_times import Costs
 from outrider_runtime.control.data.batch import Columns, Floats, Ints
 from outrider_runtime.control.data.forest import Nodes
@@ -36,7 +44,7 @@ class Evidence:
     def __init__(self, settings: Settings, model: LatencyModel | None, rng: np.random.Generator) -> None:
         self._settings = settings
         self.acceptance = Acceptance(settings)
-        self.latency = Latency(model, settings)
+        self.latency = StepTimes(model, settings)
         self.goodput, self.fresh_prompts = Goodput(), FreshPrompts()
         self.probes = Probes(rng)
         self.explorer = Explorer(rng)
@@ -47,40 +55,43 @@ class Evidence:
 
     def replace_latency(self, model: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
-        self.latency = Latency(model, self._settings)
+        self.latency = StepTimes(model, self._settings)
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.acceptance.age(outcome.now)
-        ran, drafts_s, plain_s, prompts_s = self._learn(outcome)
+        ran, drafts_s, plain = self._learn(outcome)
         self.tally.observe(outcome, ran)
         self.longest = max(self.longest, ran.longest)
         self.fresh_prompts.observe(ran.shape.n_prompt > 0, read_on=bool(outcome.batch.prompt_left.any()))
-        if math.isnan(plain_s):
+        if math.isnan(plain.decode_s):
             self.tally.dropped_steps += 1
             return
         self.explorer.earn()
-        if plain_s <= 0:
+        if plain.decode_s <= 0:
             return
-        _, batched, _, _, prompts = ran.shape
-        decoded, decoding = outcome.tokens - ran.begun, batched - prompts  # a prompt brings one token itself
-        self._observe_goodput(outcome, decoded, outcome.step_s - prompts_s, decoding / plain_s, prefill=prompts > 0)
-        work_s = decoded / decoding * plain_s + prompts_s
-        self._observe_truth(outcome, work_s, plain_s + prompts_s, drafts_s)
+        prompts = ran.shape.n_prompt
+        tokens, requests = outcome.tokens - ran.begun, ran.shape.n_batched - prompts  # a prompt brings one token itself
+        plain_rate, decode_s = requests / plain.decode_s, outcome.step_s - plain.prompts_s
+        self._observe_goodput(outcome, tokens, decode_s, plain_rate, prefill=prompts > 0)
+        work_s = tokens / requests * plain.decode_s + plain.prompts_s
+        self._observe_truth(outcome, work_s, plain.decode_s + plain.prompts_s, drafts_s)
 
-    def _learn(self, outcome: Outcome) -> tuple[Ran, float, float, float]:
-        """See `_observe`."""
-        latency, forest, plan, row = self.latency, outcome.forest, outcome.draft_plan, ROWS[outcome.mode]
-        columns, asked = outcome.batch.columns, np.ascontiguousarray(forest.asked)
-        verdicts, times = (outcome.verified, outcome.accepted, outcome.tried), (outcome.step_s, outcome.target_s)
+    def _learn(self, outcome: Outcome) -> Taught:
+        latency, batch, forest, plan = self.latency, outcome.batch, outcome.forest, outcome.draft_plan
+        times = outcome.step_s, outcome.target_s
         if latency.learning:
             target_s, drafts_s = _seconds(times, outcome.draft_s)
             if _believable(outcome.step_s, target_s, drafts_s):
-                latency.learn(_shape(columns, outcome.scored_tokens), row, target_s)
+                shape = this_step(Columns(*batch.columns))
+                latency.learn(TargetRun(ROWS[outcome.mode], shape, outcome.scored_tokens, target_s))
         return _observe(
-            columns, forest.columns, asked, forest.lengths, verdicts, self.acceptance.columns, self._counters,
-            latency.columns, latency.memory, row, times, outcome.draft_s,
-            (plan.feed, plan.asked, plan.passes, plan.widths, outcome.batch.context), outcome.scored_tokens,
+            (
+                batch.columns, forest.columns, np.ascontiguousarray(forest.asked), forest.lengths,
+                (outcome.verified, outcome.accepted, outcome.tried), ROWS[outcome.mode], times, outcome.scored_tokens,
+                (plan.feed, plan.asked, plan.passes, plan.widths, batch.context, outcome.draft_s),
+            ),
+            (self.acceptance.columns, self._counters, latency.columns, latency.memory),
         )  # fmt: skip
 
     def _observe_goodput(
@@ -125,30 +136,61 @@ def _believable(step_s: float, target_s: float, drafts_s: float) -> bool:
     return 0.0 < step_s < LONGEST_STEP_S and not step_s - drafts_s - target_s > LONGEST_OUTSIDE_S
 
 
-@compiled
-def _shape(columns: tuple[Any, ...], scored_tokens: int) -> Shape:
-    """Shape of the target's pass, with the places that it scores."""
-    return verifying(this_step(Columns(*columns)), scored_tokens)
+class FinishedStep(NamedTuple):
+    """An `Outcome` as compiled code takes it: plain tuples, which a call unpacks faster."""
+
+    batch: tuple[Any, ...]
+    """`Columns`"""
+    nodes: tuple[Any, ...]
+    """`Nodes`"""
+    drafter_order: Ints
+    """(R, N): see `Forest`."""
+    lengths: Ints
+    """(D,): see `Forest`."""
+    verdicts: tuple[Any, ...]
+    """`Verdicts`"""
+    row: int
+    """See `TargetRun`."""
+    times: tuple[float, float]
+    """See `_seconds`."""
+    scored_tokens: int
+    drafting: tuple[Any, ...]
+    """`Drafting`"""
+
+
+class Memory(NamedTuple):
+    """Everything that a step changes in place, as plain tuples."""
+
+    counts: tuple[Any, ...]
+    """`Counts`"""
+    counters: tuple[Ints, Ints]
+    """See `state.count`."""
+    costs: tuple[Any, ...]
+    """`Costs`"""
+    beliefs: tuple[Any, ...]
+    """`Beliefs`"""
+
+
+class Taught(NamedTuple):
+    """A finished step, in a few numbers."""
+
+    ran: Ran
+    drafts_s: float
+    plain: PlainStep
 
 
 @compiled
-def _observe(
-    columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, lengths: Ints, verdicts: tuple[Any, ...],
-    counts: tuple[Any, ...], counters: tuple[Ints, Ints], costs: tuple[Any, ...], memory: tuple[Any, ...], row: int,
-    times: tuple[float, float], draft_s: Floats, drafting: tuple[Any, ...], scored_tokens: int,
-) -> tuple[Ran, float, float, float]:  # fmt: skip
-    """What a step was; seconds of its drafts; and see `observe_times`.
-
-    As `Columns`, `Nodes`, `Verdicts`, `Counts`, `Costs`, `Memory`, `Drafting`. asked, lengths: see `Forest`. counters:
-    see `state.count`. times: see `_seconds`. scored_tokens: as in `Outcome`.
-    """
-    batch, nodes, found, plain = Columns(*columns), Nodes(*forest), Verdicts(*verdicts), (np.nan, 0.0)
-    ran = count(batch, nodes, found, counters[0], counters[1])
-    if lengths.any():
-        observe_trials(Counts(*counts), batch, nodes, asked, lengths, found)
-    target_s, drafts_s = _seconds(times, draft_s)
-    if _believable(times[0], target_s, drafts_s):
-        learned = Memory(Believed(*memory[0]), Believed(*memory[1]), memory[2])
-        plan = Drafting(*drafting)
-        plain = observe_times(Costs(*costs), learned, row, ran.shape, target_s, scored_tokens, plan, draft_s)
-    return ran, drafts_s, plain[0], plain[1]
+def _observe(finished: tuple[Any, ...], memory: tuple[Any, ...]) -> Taught:
+    """Learn from a step. finished: `FinishedStep`; memory: `Memory`."""
+    step, known = FinishedStep(*finished), Memory(*memory)
+    batch, nodes, verdicts = Columns(*step.batch), Nodes(*step.nodes), Verdicts(*step.verdicts)
+    plan, plain = Drafting(*step.drafting), PlainStep(np.nan, 0.0)
+    ran = count(batch, nodes, verdicts, known.counters[0], known.counters[1])
+    if step.lengths.any():
+        observe_trials(Counts(*known.counts), batch, nodes, step.drafter_order, step.lengths, verdicts)
+    target_s, drafts_s = _seconds(step.times, plan.seconds)
+    if _believable(step.times[0], target_s, drafts_s):
+        target, drafts, absurd = known.beliefs
+        run = TargetRun(step.row, ran.shape, step.scored_tokens, target_s)
+        plain = observe_times(Costs(*known.costs), Beliefs(Belief(*target), Belief(*drafts), absurd), run, plan)
+    return Taught(ran, drafts_s, plain)

@@ -1,7 +1,4 @@
-"""Fit a step's cost to measurements: non-negative least squares, a search for the knee, the smallest form that holds.
-
-Used offline by the profiler and online where no profile is mounted.
-"""
+"""Fit a step's cost to measurements: non-negative least squares, a search for the knee, the smallest good form."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Sample:
     """An autoregressive drafter's passes after the first, each of this shape; `seconds` is the sum over all."""
     later_passes: int = 0
     apart: bool = False
-    """Of a kind of step whose constant is another one (`Fit.apart_s`), fitted together with those that are not."""
+    """Whether the step is of a kind whose constant differs (`Fit.apart_s`); both kinds are fitted together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost.correction import Believed
-from outrider_runtime.control.cost.fit import Form, Sample, fit
-from outrider_runtime.control.cost.latency import ROWS, Drafting, Latency, Memory, observe_times
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.cost.observed_times import ROWS, Drafting, StepTimes, TargetRun, observe_times
 from outrider_runtime.control.cost.step_times import asking_s, draft_columns, feeding_s
 from outrider_runtime.control.cost.step_times import price as price_of
 from outrider_runtime.control.data.plans import ExecutionMode
@@ -21,38 +19,41 @@ PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 
 
-def latency(target=TARGET, *, graph=None, ragged=TARGET, beyond=TARGET, drafters=True) -> Latency:
+def latency(target=TARGET, *, graph=None, ragged=TARGET, beyond=TARGET, drafters=True) -> StepTimes:
     modes = {ExecutionMode.UNIFORM: target, ExecutionMode.RAGGED: ragged, ExecutionMode.BEYOND_GRAPH: beyond}
     settings = Settings((EAGLE,), 5, 16, largest_graph_tokens=graph)
-    return Latency(LatencyModel(modes, {"eagle": PASS} if drafters else {}), settings)
+    return StepTimes(LatencyModel(modes, {"eagle": PASS} if drafters else {}), settings)
 
 
 def decoding(requests: int, context: int = 1000) -> Shape:
     return Shape(*map(float, (requests * context, requests, requests, requests * context / 1000)))
 
 
-def price(one: Latency, requests: int, most: int = 100, *, verify: int | None = None, fresh_prompts: float = 0.0):
+def price(one: StepTimes, requests: int, most: int = 100, *, verify: int | None = None, fresh_prompts: float = 0.0):
     """Of decoding requests, `verify` of which may have proposals: all, unless it says otherwise."""
     context = np.zeros(requests if verify is None else verify, np.int64)
     return price_of(one.costs, decoding(requests), context, 0.0, 1.0, most, fresh_prompts, len(context) == requests)
 
 
-def draft_s(one: Latency, requests: int, passes: int) -> float:
+def draft_s(one: StepTimes, requests: int, passes: int) -> float:
     first_s, pass_s, _ = draft_columns(one.costs, np.full(requests, 1000), 0.0, 1)
     return float(first_s[0] + (passes - 1) * pass_s[0, 0])
 
 
 def observe(
-    one: Latency, shape: Shape, seconds: float, *, mode=ExecutionMode.UNIFORM, verified=0, draft_s=math.nan
+    one: StepTimes, shape: Shape, seconds: float, *, mode=ExecutionMode.UNIFORM, verified=0, draft_s=math.nan
 ) -> bool:  # fmt: skip
     """Whether the times of a step of 8 requests of 1000 tokens are believed; a draft of three passes at its end, where
     it has a time."""
-    fed, asked = np.ones((1, 8), np.int64), np.zeros((1, 8), np.int64)
-    plan = Drafting(fed, asked, np.array([3]), np.ones(1, np.int64), np.full(8, 1000))
-    target, drafts, absurd = one.memory
-    memory = Memory(Believed(*target), Believed(*drafts), absurd)
-    plain_s, _ = observe_times(one.costs, memory, ROWS[mode], shape, seconds, verified, plan, np.array([draft_s]))
-    return not math.isnan(plain_s)
+    plan = drafting(8, 3, draft_s)
+    plain = observe_times(one.costs, one.beliefs, TargetRun(ROWS[mode], shape, verified, seconds), plan)
+    return not math.isnan(plain.decode_s)
+
+
+def drafting(requests: int, passes: int, seconds: float) -> Drafting:
+    """One drafter that is fed a token of each request."""
+    once = np.ones((1, requests), np.int64)
+    return Drafting(once, once - 1, np.array([passes]), once[0, :1], np.full(requests, 1000), np.array([seconds]))
 
 
 def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost():
@@ -61,7 +62,7 @@ def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost(
         StepCost(per_batched_token_s=2e-6, per_batched_token_above_knee_s=8e-6, knee_tokens=64, constant_s=1e-3)
     )
     draft = Drafter("draft", passes=True, needs_kv=True)
-    one = Latency(LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"draft": passes}), Settings((draft,), 5, 16))
+    one = StepTimes(LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"draft": passes}), Settings((draft,), 5, 16))
     fed_s = feeding_s(one.costs, np.array([[0, 20, 300]]), 40.0)[0]
     expected = [
         passes.seconds(Shape(0, 40 + tokens, 40, 0), 1) - passes.seconds(Shape(0, 40, 40, 0), 1)
@@ -147,26 +148,9 @@ def test_a_drafter_without_a_profile_is_taken_for_a_share_of_the_target():
     assert 0 < draft_s(latency(drafters=False), 8, 1) < TARGET.seconds(decoding(8))
 
 
-def test_held_out_shapes_have_no_say_in_the_form():
-    """The error that is reported would be too low, if the form were chosen by it."""
-    rng = np.random.default_rng(0)
-    shapes = [Shape(n * c, n, n, n * c / 1000) for n in (1, 2, 4, 8, 16, 32, 64) for c in (100, 1000, 4000)]
-    samples = [Sample(shape, TARGET.seconds(shape) * rng.uniform(0.99, 1.05)) for shape in shapes]
-    odd = [Sample(shape, TARGET.seconds(shape) * 2 + 1e-3 * shape.n_requests) for shape in shapes]
-    assert fit(samples, odd).form is fit(samples).form
-    assert fit(samples, odd).error > 0.4
-
-
-def test_the_knee_is_found():
-    shapes = [Shape(0, n, n) for n in (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256)]
-    found = fit([Sample(shape, TARGET.seconds(shape)) for shape in shapes], forms=(Form.BASE,))
-    assert found.cost.knee_tokens == 64
-    assert found.error < 1e-3
-
-
 def test_passes_of_those_who_ask_cost_what_a_step_of_them_costs():
     """Bug: what tokens cost above the knee was nobody's, and passes over a large batch looked free."""
-    one = Latency(
+    one = StepTimes(
         LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {}),
         Settings((Drafter("self", passes=True, kv_budget=512),), 4, 128),
     )
@@ -182,7 +166,7 @@ def test_a_draft_model_over_a_window_costs_what_its_window_holds():
     draft = StepCost(per_context_token_s=1e-6, per_batched_token_s=1e-5, constant_s=1e-3)
     known = LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"small": DrafterCost(draft, True)})
     small = Drafter("small", passes=True, needs_kv=True, kv_budget=512)
-    one = Latency(known, Settings((small,), 4, 128))
+    one = StepTimes(known, Settings((small,), 4, 128))
     context = np.array([100, 400, 8000, 32_000])
     assert not asking_s(one.costs, context).size
     first_s, pass_s, token_s = draft_columns(one.costs, context, 0.0, 1)
@@ -195,15 +179,11 @@ def test_feeding_a_block_drafter_has_a_price_of_its_own() -> None:
     """A fed-only step that takes what feeding is profiled at says nothing of the pass; asking costs the pass alone."""
     cost = DrafterCost(StepCost(constant_s=2e-3), False, StepCost(constant_s=1e-4))
     settings = Settings((Drafter("block", needs_kv=True, needs_hidden=True),), 5, 16)
-    block = Latency(LatencyModel({ExecutionMode.RAGGED: TARGET}, {"block": cost}), settings)
+    block = StepTimes(LatencyModel({ExecutionMode.RAGGED: TARGET}, {"block": cost}), settings)
     target_s = TARGET.seconds(decoding(2))
-    target, drafts, absurd = block.memory
-    memory = Memory(Believed(*target), Believed(*drafts), absurd)
     for passes, seconds in ((0, 1e-4), (3, 2.1e-3)):
-        plan = Drafting(np.ones((1, 2), np.int64), np.zeros((1, 2), np.int64), np.array([passes]), np.ones(1, np.int64),
-                        np.full(2, 1000))  # fmt: skip
-        observe_times(block.costs, memory,
-                      ROWS[ExecutionMode.RAGGED], decoding(2), target_s, 0, plan, np.array([seconds]))  # fmt: skip
+        run = TargetRun(ROWS[ExecutionMode.RAGGED], decoding(2), 0, target_s)
+        observe_times(block.costs, block.beliefs, run, drafting(2, passes, seconds))
         first_s, _, each_s = draft_columns(block.costs, np.full(2, 1000), 0.0, 1)
         assert first_s[0] == pytest.approx(2e-3)
         assert each_s[0] == 0.0

@@ -1,0 +1,398 @@
+"""What steps and drafts take: the profile, or a guess, corrected by every step that is observed.
+
+A cost is a sum of terms (constant, context, batched tokens, ..). Its terms and rows deviate from the profile,
+
+    seconds / profiled seconds = 1 + sum(share of a term or row * its deviation) + noise
+
+Deviations are Gaussian: most of them is common to all terms, as a slow machine slows them all, a little is each term's
+and row's own. From an observation to the next they drift and return a little towards the profile, so that the newest
+steps count most and what steps do not show returns to the profile. The estimate is the Kalman filter of that process.
+
+Target and drafters are corrected apart, as one common factor would cancel in the argmax.
+Shapes: D drafters, N requests, R rows of a cost (modes of the target; a pass and the first pass of a drafter), T terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost.model import (
+    ABOVE,
+    BATCHED,
+    CONSTANT,
+    CONTEXT,
+    KNEE,
+    LOGITS,
+    QUERY,
+    REQUEST,
+    DrafterCost,
+    LatencyModel,
+    Shape,
+    StepCost,
+    without_prompts,
+)
+from outrider_runtime.control.cost.step_times import RAGGED, Costs, decode_s, is_block, later_pass, read_tokens
+from outrider_runtime.control.data.batch import Floats, Ints
+from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter, Settings
+
+TERMS = 8
+COMMON_VARIANCE = 3.3
+"""Variance of the deviation that all terms have in common / variance of one observation: one step moves it by 77%."""
+PROFILED_VARIANCE, GUESSED_VARIANCE = 0.1, 10.0
+"""Variance of a term's own deviation, around a profile and around a guess."""
+TARGET_STEPS, DRAFT_STEPS = 72, 18
+"""Observations that an estimate rests on. Noise comes in spells of many steps, which the target's outlasts."""
+LEAST_DEVIATION = 1e-3
+"""Least prediction / profile that errors are relative to."""
+ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
+"""A pass that took longer than both says that the machine slept, not what a pass costs."""
+ABSURD_RUN = 8
+"""Absurd times in a row that are no accident: the costs have changed."""
+LONGEST_PASS_S = 120.0
+"""A pass that took longer is a fault of the clock, however often it is reported."""
+WINSOR_FACTOR = 2.5
+"""Most that a slow pass counts, as a multiple of its prediction."""
+MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
+"""Guesses: a model's pass as a share of the target's, and a lookup's call."""
+BLOCK_FEED_SHARE = 0.1
+"""Guess: feeding a block drafter, as a share of its pass; one projection against layers."""
+GUESSED_SHARES = {CONSTANT: 0.85, BATCHED: 0.1, CONTEXT: 0.05}
+"""Guess: terms of the first step observed. Its tokens are expensive enough to be careful, cheap enough to try."""
+GUESSED_CONTEXT = 1000.0
+"""Context tokens of a request that its share of the first step is taken to come from, at least."""
+GUESSED_KNEES = (256.0, 64.0, 16.0)
+"""Batched tokens above which tokens cost more. Without a profile each is learned with, and the best one is believed."""
+ERROR_KEPT = 0.97
+"""Weight of older errors after each step, of which a guess is judged by about 30."""
+MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
+ROWS = {mode: row for row, mode in enumerate(MODES)}
+"""Rows of the target's cost."""
+
+
+class Belief(NamedTuple):
+    """One cost, learned in place; for drafters each array has D of it in front."""
+
+    profiled: Floats
+    """(R, T): coefficients of the profile, or guessed."""
+    prior: Floats
+    """(T+R, T+R): covariance of the deviations before any observation."""
+    deviation: Floats
+    """(T+R,): relative deviations of the terms and of the rows."""
+    covariance: Floats
+    """(T+R, T+R)"""
+    costs: Floats
+    """(R, T): coefficients as believed."""
+
+
+class Beliefs(NamedTuple):
+    """Everything that is learned of step times, in place."""
+
+    target: Belief
+    drafts: Belief
+    absurd: Ints
+    """(1+D,): absurd times in a row, of the target and of each drafter."""
+
+
+class TargetRun(NamedTuple):
+    """A finished pass of the target."""
+
+    row: int
+    """Position in `MODES`."""
+    shape: Shape
+    """Without proposals."""
+    scored_tokens: int
+    """See `Outcome`."""
+    seconds: float
+
+
+class Drafting(NamedTuple):
+    """What drafters took their time for: columns of the step's `DraftPlan`, context tokens (N,), and seconds."""
+
+    feed: Ints
+    drafter_order: Ints
+    passes: Ints
+    widths: Ints
+    context: Ints
+    seconds: Floats
+    """(D,); NaN: it did not run."""
+
+
+class PlainStep(NamedTuple):
+    """What a step would take without proposals."""
+
+    decode_s: float
+    """Seconds of its decoding requests alone; 0 for none, NaN when a time of the step was absurd and dropped."""
+    prompts_s: float
+    """Seconds that its prompts add."""
+
+
+def _prior(rows: int, *, is_guess: bool) -> Floats:
+    """(T+R, T+R)"""
+    own = GUESSED_VARIANCE if is_guess else PROFILED_VARIANCE
+    prior = np.zeros((TERMS + rows, TERMS + rows))
+    prior[:TERMS, :TERMS] = COMMON_VARIANCE + own * np.eye(TERMS)
+    prior[TERMS:, TERMS:] = PROFILED_VARIANCE * np.eye(rows)
+    return prior
+
+
+def _belief(profiled: Floats, prior: Floats) -> Belief:
+    return Belief(profiled, prior, np.zeros(prior.shape[:-1]), prior.copy(), profiled.copy())
+
+
+@compiled
+def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
+    """Whether to believe a time. Absurd ones are counted, and believed once they go on. absurd: (1,), run so far."""
+    if not 0.0 < seconds <= LONGEST_PASS_S:
+        return False
+    if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted_s) or predicted_s <= 0.0:
+        absurd[0] = 0
+        return True
+    absurd[0] += 1
+    return bool(absurd[0] > ABSURD_RUN)
+
+
+@compiled
+def _observe(cost: Belief, terms: Floats, seconds: float, absurd: Ints, steps: int) -> float:
+    """Learn from `seconds` of a cost that is profiled to consist of `terms` (R, T). Returns the prediction; NaN if the
+    time is not plausible.
+
+    With x the shares, P the covariance, m the deviations, rho the part kept and n the prediction / the profile, at most
+    1 (errors are relative to the shorter one), this is Kalman's update:
+
+        P <- rho P + (1 - rho) P0,  g = P x / (n^2 + x' P x),  m <- m + g (y - 1 - x' m),  P <- P - g (P x)'
+    """
+    total = terms.sum()
+    shares = np.concatenate((terms.sum(axis=0), terms.sum(axis=1))) / max(total, 1e-30)
+    predicted_s = total * max(0.0, 1.0 + (shares * cost.deviation).sum())
+    if not _plausible(seconds, predicted_s, absurd):
+        return np.nan
+    if total <= 0.0:
+        return 0.0
+    # The profile is no accident, however little is believed at present; neither is a run of absurd times.
+    most_s = np.inf if absurd[0] > ABSURD_RUN else max(WINSOR_FACTOR * predicted_s, total)
+    kept = 1.0 - 1.0 / (COMMON_VARIANCE * steps**2)
+    cost.covariance[:] = kept * cost.covariance + (1.0 - kept) * cost.prior
+    cost.deviation[:] *= np.sqrt(kept)
+    spread = (cost.covariance * shares).sum(axis=1)
+    noise = min(1.0, max(predicted_s / total, LEAST_DEVIATION)) ** 2
+    gain = spread / (noise + (shares * spread).sum())
+    cost.deviation[:] += gain * (min(seconds, most_s) / total - 1.0 - (shares * cost.deviation).sum())
+    cost.covariance[:] -= np.outer(gain, spread)
+    _apply(cost)
+    return float(predicted_s)
+
+
+@compiled
+def _apply(cost: Belief) -> None:
+    """Set the coefficients. None is negative: a deviation stops at -1."""
+    rows, terms = cost.costs.shape
+    for term in range(terms):
+        cost.deviation[term] = max(cost.deviation[term], -1.0)
+        for row in range(rows):
+            factor = max(0.0, 1.0 + cost.deviation[term] + cost.deviation[terms + row])
+            cost.costs[row, term] = cost.profiled[row, term] * (1.0 if term == KNEE else factor)
+
+
+@compiled
+def _add_terms(seconds: Floats, cost: Floats, shape: Shape, passes: float) -> None:
+    """Add what `passes` over a shape take, by term. seconds, cost: (T,); see `model.pass_s`."""
+    seconds[CONSTANT] += passes * cost[CONSTANT]
+    seconds[CONTEXT] += passes * cost[CONTEXT] * shape.n_context
+    seconds[BATCHED] += passes * cost[BATCHED] * shape.n_batched
+    seconds[ABOVE] += passes * cost[ABOVE] * max(0.0, shape.n_batched - cost[KNEE])
+    seconds[REQUEST] += passes * cost[REQUEST] * shape.n_requests
+    seconds[QUERY] += passes * cost[QUERY] * shape.n_context_query
+    seconds[LOGITS] += passes * cost[LOGITS] * (shape.n_batched - shape.n_prompt)
+
+
+@compiled
+def _draft_terms(cost: Floats, plan: Drafting, d: int, costs: Costs) -> Floats:
+    """(2, T): seconds of a drafter's passes by term. cost: (2, T), of a pass and of what the first pass adds to it.
+
+    A block drafter is fed (the second row) and makes one pass if it proposes; any other makes its first pass anyway.
+    """
+    terms, first = np.zeros(cost.shape), _first_pass(plan, costs.budgets[d], d)
+    _add_terms(terms[1], cost[1], first, 1.0)
+    if is_block(costs, d):
+        if plan.passes[d] > 0:
+            _add_terms(terms[0], cost[0], later_pass(first.n_context, first.n_requests, 1.0), 1.0)
+        return terms
+    _add_terms(terms[0], cost[0], first, 1.0)
+    if costs.passes[d] and plan.passes[d] > 1:
+        later = later_pass(first.n_context, first.n_requests, float(plan.widths[d]))
+        _add_terms(terms[0], cost[0], later, plan.passes[d] - 1.0)
+    return terms
+
+
+@compiled
+def _first_pass(plan: Drafting, budget: float, drafter: int) -> Shape:
+    """Shape of a first pass: the requests that the drafter is fed of; of a lookup, those that may use it.
+
+    budget: context tokens of each request that it reads at most; 0: all.
+    """
+    fed, requests, cached = plan.feed[drafter].sum(), 0, 0.0
+    for i in range(len(plan.context)):
+        takes_part = plan.feed[drafter, i] > 0
+        for rank in range(plan.drafter_order.shape[0] if fed == 0 else 0):
+            takes_part |= plan.drafter_order[rank, i] == drafter
+        requests += takes_part
+        cached += read_tokens(plan.context[i], budget) if takes_part else 0.0
+    return Shape(cached, float(max(1, requests, fed)), float(max(1, requests)), cached / 1000, 0.0)
+
+
+@compiled
+def observe_target(cost: Belief, run: TargetRun, absurd: Ints) -> float:
+    """See `_observe`."""
+    terms: Floats = np.zeros(cost.profiled.shape)
+    _add_terms(terms[run.row], cost.profiled[run.row], verifying(run.shape, run.scored_tokens), 1.0)
+    return _observe(cost, terms, run.seconds, absurd, TARGET_STEPS)
+
+
+@compiled
+def observe_times(costs: Costs, beliefs: Beliefs, run: TargetRun, plan: Drafting) -> PlainStep:
+    """Learn from a finished step: the target's pass, and the drafts at its end."""
+    drafts, plausible = beliefs.drafts, not np.isnan(observe_target(beliefs.target, run, beliefs.absurd[:1]))
+    for d in range(len(plan.seconds)):
+        if plan.seconds[d] > 0.0:
+            draft = Belief(
+                drafts.profiled[d], drafts.prior[d], drafts.deviation[d], drafts.covariance[d], drafts.costs[d]
+            )
+            terms = _draft_terms(draft.profiled, plan, d, costs)
+            predicted_s = _observe(draft, terms, plan.seconds[d], beliefs.absurd[d + 1 : d + 2], DRAFT_STEPS)
+            plausible &= not np.isnan(predicted_s)
+    return _plain_step(costs, run.shape) if plausible else PlainStep(np.nan, 0.0)
+
+
+@compiled
+def verifying(shape: Shape, scored_tokens: int) -> Shape:
+    """Add proposals to a shape; their contexts are taken to be the mean one."""
+    query = shape.n_context_query + scored_tokens * shape.n_context / max(1.0, shape.n_requests) / 1000
+    return Shape(shape.n_context, shape.n_batched + scored_tokens, shape.n_requests, query, shape.n_prompt)
+
+
+@compiled
+def _plain_step(costs: Costs, shape: Shape) -> PlainStep:
+    alone = without_prompts(shape)
+    if alone.n_requests == 0.0:
+        return PlainStep(0.0, 0.0)
+    plain_s = decode_s(costs, alone, 0.0)
+    return PlainStep(plain_s, decode_s(costs, shape, 0.0) - plain_s if shape.n_prompt > 0.0 else 0.0)
+
+
+class StepTimes:
+    """Step times as the controller believes them at the moment."""
+
+    def __init__(self, model: LatencyModel | None, settings: Settings) -> None:
+        model = _finite(model or LatencyModel({}))
+        self.learning = not model.target
+        """No profile of the target is there."""
+        self._drafters, self._profiled = settings.drafters, model.drafters
+        self._graph = math.inf if settings.largest_graph_tokens is None else float(settings.largest_graph_tokens)
+        self._traits = (
+            np.array([_passes(drafter, model.drafters) for drafter in settings.drafters], dtype=bool),
+            np.array([drafter.reads for drafter in settings.drafters], dtype=bool),
+            np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool),
+            np.array([float(drafter.kv_budget or 0) for drafter in settings.drafters]),
+        )
+        self._absurd = np.zeros(1 + len(settings.drafters), np.int64)
+        self._guesses: list[Guess] = []
+        self._begin(_rows(model.target))
+
+    def _begin(self, target: Floats) -> None:
+        """Take a cost of the target, (3, T), for profiled. Guesses about drafters follow from it."""
+        guess: Floats = MODEL_SHARE * target[RAGGED]
+        guess[KNEE] = target[RAGGED, KNEE]
+        profiled, priors = np.zeros((len(self._drafters), 2, TERMS)), np.zeros((len(self._drafters), *2 * (TERMS + 2,)))
+        for d, drafter in enumerate(self._drafters):
+            profiled[d] = _draft_rows(drafter, self._profiled, target[RAGGED] if drafter.is_target else guess)
+            priors[d] = _prior(2, is_guess=drafter.name not in self._profiled)
+        drafts = _belief(profiled, priors)
+        self.beliefs = Beliefs(_belief(target, _prior(len(MODES), is_guess=self.learning)), drafts, self._absurd)
+        self.costs = Costs(self.beliefs.target.costs, self._graph, drafts.costs, *self._traits)
+        """The moment's; arrays that are kept in place."""
+        self.columns = tuple(self.costs)
+        """`costs` in a plain tuple, which a call unpacks faster."""
+        self.memory = tuple(self.beliefs.target), tuple(drafts), self._absurd
+        """`beliefs` in plain tuples."""
+
+    def learn(self, run: TargetRun) -> None:
+        """Where there is no profile: take over the best guess so far, before `observe_times` corrects it."""
+        if not 0.0 < run.seconds <= LONGEST_PASS_S:
+            return
+        if not self._guesses:
+            self._guesses = [_guess(run, knee) for knee in GUESSED_KNEES]
+            self._begin(self._guesses[0].belief.profiled.copy())
+            return
+        best = min(self._guesses, key=lambda guess: guess.error)
+        for column, of_best in zip(self.beliefs.target, best.belief, strict=True):
+            column[:] = of_best
+        for guess in self._guesses:
+            predicted_s = observe_target(guess.belief, run, self._absurd[:1].copy())
+            if predicted_s > 0.0:
+                error = (run.seconds / predicted_s - 1.0) ** 2
+                guess.error = ERROR_KEPT * guess.error + (1.0 - ERROR_KEPT) * error
+
+
+@dataclass(slots=True)
+class Guess:
+    """The target's cost with one knee."""
+
+    belief: Belief
+    error: float = 0.0
+    """Mean squared relative error of its predictions, the last ones first."""
+
+
+def _guess(run: TargetRun, knee: float) -> Guess:
+    shape = verifying(run.shape, run.scored_tokens)
+    counts = {
+        CONSTANT: 1.0,
+        BATCHED: max(1.0, shape.n_batched),
+        CONTEXT: max(shape.n_context, GUESSED_CONTEXT * shape.n_requests),
+    }
+    cost = np.zeros(TERMS)
+    for term, share in GUESSED_SHARES.items():
+        cost[term] = share * run.seconds / counts[term]
+    cost[ABOVE], cost[KNEE] = cost[BATCHED], knee
+    return Guess(_belief(np.tile(cost, (len(MODES), 1)), _prior(len(MODES), is_guess=True)))
+
+
+def _finite(model: LatencyModel) -> LatencyModel:
+    """Leave out what is no cost: a coefficient that is not a number, or infinite, would be in every decision."""
+
+    def is_cost(*costs: StepCost) -> bool:
+        return all(bool(np.isfinite(cost.coefficients()).all()) for cost in costs)
+
+    return LatencyModel(
+        {mode: cost for mode, cost in model.target.items() if is_cost(cost)},
+        {name: costs for name, costs in model.drafters.items() if is_cost(costs.cost, costs.first_pass)},
+    )
+
+
+def _rows(target: Mapping[ExecutionMode, StepCost]) -> Floats:
+    """(3, T). A mode that was not measured uses the one that behaves most like it."""
+    order = (ExecutionMode.RAGGED, *MODES)
+    known = [next((target[other] for other in (mode, *order) if other in target), StepCost()) for mode in MODES]
+    return np.array([cost.coefficients() for cost in known])
+
+
+def _draft_rows(drafter: Drafter, profiled: Mapping[str, DrafterCost], guess: Floats) -> tuple[Floats, Floats]:
+    """(T,) of a pass and of what the first one adds to it: as profiled, else guessed; guess: a model's pass."""
+    nothing = np.zeros(len(guess))
+    if drafter.name in profiled:
+        cost = profiled[drafter.name]
+        return cost.cost.coefficients(), cost.first_pass.coefficients()
+    if drafter.is_block:
+        return guess, BLOCK_FEED_SHARE * guess
+    return (guess if drafter.passes else StepCost(constant_s=LOOKUP_S).coefficients()), nothing
+
+
+def _passes(drafter: Drafter, profiled: Mapping[str, DrafterCost]) -> bool:
+    cost = profiled.get(drafter.name)
+    return drafter.passes if cost is None else cost.autoregressive
