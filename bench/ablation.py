@@ -80,11 +80,11 @@ def measured_goodput(controller: Controller) -> None:
 
 
 def probes(controller: Controller) -> None:
-    controller._evidence.probes.step = lambda *_, **__: False  # type: ignore[method-assign]
+    controller._evidence.trials.probes = lambda *_, **__: False  # type: ignore[method-assign]
 
 
 def exploration(controller: Controller) -> None:
-    controller._evidence.explorer.due = lambda **_: False  # type: ignore[method-assign]
+    controller._evidence.trials.may_explore = lambda **_: False  # type: ignore[method-assign]
 
 
 def gating(controller: Controller) -> None:

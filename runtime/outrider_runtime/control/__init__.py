@@ -15,6 +15,7 @@ Everything here is numpy arrays and numba: no engine, no I/O, no clock of its ow
     selection        the best nodes for the target to score; the best drafters, passes, widths and askers
     slo, admission   classes: who comes first, who is held back
     caches           whose cache is fed, and when
-    truth            what speculation really buys
+    trial_schedule   probes and explorations: what is tried, when, at what cost
+    speedup          what probes say that speculation really buys
     state            what is counted
 """

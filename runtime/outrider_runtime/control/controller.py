@@ -45,8 +45,8 @@ class Controller:
         rng: np.random.Generator,
     ) -> None:
         """`latency` None: learn every cost from the engine's own steps. `clock` times the decisions themselves
-        (time.perf_counter); all other times come in with `Batch.now` and `Outcome.now`. `rng` spreads probes and
-        exploration, so that they do not fall into step with periodic traffic."""
+        (time.perf_counter); all other times come in with `Batch.now` and `Outcome.now`. `rng` spreads trials, so
+        that they do not fall into step with periodic traffic."""
         self.settings = settings
         self._clock, self._rng = clock, rng
         self._evidence = Evidence(settings, latency, rng)
@@ -147,8 +147,8 @@ class Controller:
         evidence = self._evidence
         drafters = {drafter.name: self._drafter_state(d) for d, drafter in enumerate(self.settings.drafters)}
         return State(
-            self._reason(now), evidence.latency.learning, self._passes_by, evidence.probes.counts, evidence.tally,
-            self._decision_s, drafters,
+            self._reason(now), evidence.latency.learning, self._passes_by, evidence.trials.speedup.counts,
+            evidence.tally, self._decision_s, drafters,
         )  # fmt: skip
 
     def _drafter_state(self, drafter: int) -> DrafterState:
@@ -196,5 +196,5 @@ class Controller:
             return Reason.NO_TRAFFIC
         if tally.recent_speculation < 0.5:
             return Reason.NOT_WORTH_IT if tally.steps >= LEAST_STEPS else Reason.MEASURING
-        measured = self._evidence.probes.counts.probes >= LEAST_PROBES or self.settings.hot.mode is Mode.STATIC
+        measured = self._evidence.trials.speedup.counts.probes >= LEAST_PROBES or self.settings.hot.mode is Mode.STATIC
         return Reason.PAYS if measured else Reason.MEASURING

@@ -28,26 +28,26 @@ from outrider_runtime.control.data.batch import Columns, Floats, Ints
 from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import Outcome, Purpose
 from outrider_runtime.control.settings import Settings
+from outrider_runtime.control.speedup import Neighbour
 from outrider_runtime.control.state import Ran, count, new_tally
-from outrider_runtime.control.truth.explore import Explorer
-from outrider_runtime.control.truth.probes import Neighbour, Probes
+from outrider_runtime.control.trial_schedule import TrialSchedule
 from outrider_runtime.control.value import Goodput
 
+TRIALS = {Purpose.PROBE, Purpose.EXPLORE}
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
 """Of a step, outside the models' passes: the machine slept."""
 
 
 class Evidence:
-    """Acceptance, step times, goodput, and what probes and exploration measured."""
+    """Acceptance, step times, goodput, and what trials measured."""
 
     def __init__(self, settings: Settings, model: LatencyModel | None, rng: np.random.Generator) -> None:
         self._settings = settings
         self.acceptance = Acceptance(settings)
         self.latency = StepTimes(model, settings)
         self.goodput, self.fresh_prompts = Goodput(), FreshPrompts()
-        self.probes = Probes(rng)
-        self.explorer = Explorer(rng)
+        self.trials = TrialSchedule(rng)
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
         self.longest = 1
         """Most tokens that any request ever verified."""
@@ -67,7 +67,7 @@ class Evidence:
         if math.isnan(plain.decode_s):
             self.tally.dropped_steps += 1
             return
-        self.explorer.earn()
+        self.trials.earn()
         if plain.decode_s <= 0:
             return
         prompts = ran.shape.n_prompt
@@ -75,7 +75,7 @@ class Evidence:
         plain_rate, decode_s = requests / plain.decode_s, outcome.step_s - plain.prompts_s
         self._observe_goodput(outcome, tokens, decode_s, plain_rate, prefill=prompts > 0)
         work_s = tokens / requests * plain.decode_s + plain.prompts_s
-        self._observe_truth(outcome, work_s, plain.decode_s + plain.prompts_s, drafts_s)
+        self._observe_speedup(outcome, work_s, plain.decode_s + plain.prompts_s, drafts_s)
 
     def _learn(self, outcome: Outcome) -> Taught:
         latency, batch, forest, plan = self.latency, outcome.batch, outcome.forest, outcome.draft_plan
@@ -101,22 +101,23 @@ class Evidence:
         decoding at its batch."""
         if seconds <= 0.0:
             return
-        if outcome.verify_purpose is Purpose.EXPLORE or outcome.draft_plan.purpose is Purpose.EXPLORE:
-            self.explorer.pay(seconds, tokens / (plain_rate * max(1.0, self.goodput.ratio)))
-        else:  # lambda is what a second brings as the loop serves otherwise
+        purposes = {outcome.verify_purpose, outcome.draft_plan.purpose}
+        if TRIALS & purposes:
+            self.trials.pay(seconds, tokens / (plain_rate * max(1.0, self.goodput.ratio)))
+        if Purpose.EXPLORE not in purposes:  # lambda is what a second brings as the loop serves otherwise
             self.goodput.observe(tokens, seconds, plain_rate, prefill=prefill)
 
-    def _observe_truth(self, outcome: Outcome, work_s: float, plain_s: float, drafts_s: float) -> None:
+    def _observe_speedup(self, outcome: Outcome, work_s: float, plain_s: float, drafts_s: float) -> None:
         """work_s: seconds that plain decoding takes, by the model, for what the step gave; plain_s: for one step."""
         verify, draft = outcome.verify_purpose, outcome.draft_plan.purpose
         if verify is Purpose.PROBE:
             if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
-                self.probes.observe_probe(work_s, outcome.step_s - drafts_s, outcome.tokens)
+                self.trials.speedup.observe_plain(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
         chosen = {verify, draft} <= {Purpose.CHOICE, Purpose.SLO}
         speculates = chosen and outcome.drafted and bool(outcome.draft_plan.passes.any())
         step = Neighbour(work_s, outcome.step_s, plain_s, for_slo=Purpose.SLO in (verify, draft))
-        self.probes.observe(step, speculates=speculates)
+        self.trials.observe(step, speculates=speculates)
 
 
 @compiled

@@ -18,7 +18,7 @@ from outrider_runtime.control.selection.offers import Pool, can_ask
 from outrider_runtime.control.settings import DraftPrefill, InForce, Settings
 from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.state import Weighed
-from outrider_runtime.control.truth.explore import Block, upper_bounds
+from outrider_runtime.control.trial_schedule import Trial, upper_bounds
 
 
 class Propose:
@@ -66,45 +66,44 @@ class Propose:
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
         evidence = self._evidence
         choice, closing = self._kv.close(batch)
-        speculating = choice.runs and not evidence.probes.off
-        block = evidence.explorer.step() or self._new_block(batch, choice)
-        if evidence.probes.step(len(batch), speculating=speculating, for_slo=choice.for_slo):
+        speculating = choice.runs and not evidence.trials.off
+        trial = evidence.trials.step(len(batch), speculating=speculating, for_slo=choice.for_slo)
+        trial = trial or self._exploration(batch, choice)
+        if trial is not None and trial.purpose is Purpose.PROBE:
             return self._plan(batch, self._nothing(choice), Purpose.PROBE)
-        block = block if block is not None and self.force.usable[block.drafter] else None
-        if block is not None and speculating and not self._passes[block.drafter]:
-            return self._plan(batch, self._asked_first(batch, choice, block.drafter), Purpose.EXPLORE, closing)
-        if block is not None:
-            return self._plan_for_one(batch, block.draft_tokens, block.drafter, Purpose.EXPLORE)
+        if trial is not None and self.force.usable[trial.drafter]:
+            if speculating and not self._passes[trial.drafter]:
+                return self._plan(batch, self._asked_first(batch, choice, trial.drafter), Purpose.EXPLORE, closing)
+            return self._plan_for_one(batch, trial.draft_tokens, trial.drafter, Purpose.EXPLORE)
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
         if not speculating:
             choice = self._nothing(choice)  # holes are closed all the same, step by step where they are long
         self._under_way.drafts_s, self._under_way.goodput = choice.drafts_s, choice.goodput
         return self._plan(batch, choice, purpose, closing)
 
-    def _new_block(self, batch: Batch, choice: Choice) -> Block | None:
-        """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
-        upper bound, where that beats the choice or nothing is chosen."""
-        acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
-        strangers = bool((self.force.usable & ~acceptance.met).any())
-        if not explorer.due(eager=strangers) or not choice.asked.shape[1]:
+    def _exploration(self, batch: Batch, choice: Choice) -> Trial | None:
+        """Start to explore: an untried drafter at once; else, every so often, the one with the highest upper bound,
+        where that beats the choice or nothing is chosen."""
+        acceptance, trials = self._evidence.acceptance, self._evidence.trials
+        untried = self.force.usable & ~acceptance.met
+        if not trials.may_explore(eager=bool(untried.any())) or not choice.asked.shape[1]:
             return None
         if (choice.passes > 0)[self.force.usable].all():  # it tries them all
-            explorer.postpone()
+            trials.postpone()
             return None
         rows, pool = self._choices.pool(batch, choice.goodput)
         pool = pool._replace(paths=self._explorable(batch, rows, pool))
-        speculating = choice.runs and not self._evidence.probes.off
+        speculating = choice.runs and not trials.off
         # Where nothing is chosen, what was learned may be out of date: only costs say that there is nothing to find.
         paths = acceptance.upper_paths() if speculating else np.ones(acceptance.hazards.shape[:2])
         bounds = upper_bounds(pool, paths, self._choices.longest)
-        able = bounds > -np.inf
-        bounds[self.force.usable & ~acceptance.met & able] = np.inf
+        bounds[untried & (bounds > -np.inf)] = np.inf
         bounds[choice.passes > 0] = -np.inf  # the choice tries these anyway
         drafter = int(bounds.argmax())
         if bounds[drafter] <= (choice.gain if speculating else 0.0):
-            explorer.postpone()
+            trials.postpone()
             return None
-        return explorer.start(drafter, int((pool.paths[drafter, 0] > 0).sum()))
+        return trials.explore(drafter, int((pool.paths[drafter, 0] > 0).sum()))
 
     def _asked_first(self, batch: Batch, choice: Choice, drafter: int) -> Choice:
         """The choice with a drafter of one call before whoever some requests ask, where they do not ask it already: its
@@ -113,7 +112,7 @@ class Propose:
         passes[drafter] = self._choices.longest
         first, second = choice.asked
         gaps = self._kv.holes(batch, can_ask(Columns(*batch.columns)))[drafter]
-        tries = self._evidence.explorer.some_of(requests) & (first != drafter) & ~gaps
+        tries = self._evidence.trials.some_of(requests) & (first != drafter) & ~gaps
         asked = np.stack([np.where(tries, drafter, first), np.where(tries, first, second)])
         return choice._replace(passes=passes, asked=asked)
 

@@ -15,7 +15,7 @@ from outrider_runtime.control.cost.model import Shape, this_step
 from outrider_runtime.control.data.batch import Columns, Ints
 from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import Outcome
-from outrider_runtime.control.truth.probes import ProbeCounts
+from outrider_runtime.control.speedup import ProbeCounts
 
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""

@@ -66,7 +66,7 @@ def assert_finite(loop) -> None:
     assert np.isfinite(evidence.latency.costs.drafts).all()
     assert math.isfinite(evidence.goodput.ratio)
     assert all(map(math.isfinite, (state.probes.weight, state.probes.weighted_ratio, state.tally.last_step_at)))
-    assert all(map(math.isfinite, (state.tally.busy_s, state.tally.recent_length, evidence.explorer._credit)))
+    assert all(map(math.isfinite, (state.tally.busy_s, state.tally.recent_length, evidence.trials.credit)))
     plan = loop.plan_draft(batch(4, len(loop.settings.drafters)))
     assert (plan.passes >= 0).all()
     assert (plan.passes <= loop.settings.max_draft_tokens).all()

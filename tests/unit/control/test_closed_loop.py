@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from outrider_runtime.control.cost.model import DrafterCost, StepCost
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, SLOClass
-from outrider_runtime.control.truth.probes import Neighbour, Probes
+from outrider_runtime.control.speedup import Neighbour
+from outrider_runtime.control.trial_schedule import TrialSchedule
 
 from tests.unit.control.engine import Engine, World, controller, goodput, linear, profile
 
@@ -341,13 +342,13 @@ def test_probes_tell_the_speed_up_at_batch_90_with_requests_coming_and_going():
 
 @pytest.mark.parametrize(("gain", "most"), [(1.1, 0.0110), (3.0, 0.0065)])
 def test_about_one_percent_of_steps_probe_and_half_as_many_where_the_gain_is_beyond_doubt(gain, most):
-    probes, count = Probes(np.random.default_rng(0)), 0
+    trials, count = TrialSchedule(np.random.default_rng(0)), 0
     for _ in range(20_000):
-        if probes.step(8, speculating=True):
+        if trials.step(8, speculating=True):
             count += 1
-            probes.observe_probe(8.0, 8.0, 8)
+            trials.speedup.observe_plain(8.0, 8.0, 8)
         else:
-            probes.observe(Neighbour(8.0 * gain, 8.0, 8.0), speculates=True)
+            trials.observe(Neighbour(8.0 * gain, 8.0, 8.0), speculates=True)
     assert 0.7 * most <= count / 20_000 <= most
 
 

@@ -7,7 +7,8 @@ import pytest
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.truth.probes import Neighbour, Probes
+from outrider_runtime.control.speedup import Neighbour
+from outrider_runtime.control.trial_schedule import TrialSchedule
 
 from tests.unit.control import columns
 
@@ -37,13 +38,13 @@ def test_a_probe_does_not_count_the_drafts_pass_as_plain_decoding(monkeypatch: p
     for _ in range(50):
         seen(evidence, Purpose.FIXED)  # the cost of plain decoding is learned
     plain: list[float] = []
-    observe = evidence.probes.observe_probe
+    observe = evidence.trials.speedup.observe_plain
 
     def note(work_s: float, seconds: float, tokens: int) -> None:
         plain.append(seconds)
         observe(work_s, seconds, tokens)
 
-    monkeypatch.setattr(evidence.probes, "observe_probe", note)
+    monkeypatch.setattr(evidence.trials.speedup, "observe_plain", note)
     seen(evidence, Purpose.PROBE, draft_s=0.004)
     seen(evidence, Purpose.PROBE)
     assert plain == pytest.approx([STEP_S, STEP_S])
@@ -55,23 +56,32 @@ def test_exploration_does_not_move_lambda() -> None:
     evidence = Evidence(Settings((DRAFT,), 3, 8), None, np.random.default_rng(0))
     for _ in range(50):
         seen(evidence, Purpose.FIXED)
-    before, credit = evidence.goodput.ratio, evidence.explorer._credit
+    before = evidence.goodput.ratio
     for _ in range(4):
         seen(evidence, Purpose.EXPLORE, draft_s=0.03)
     assert evidence.goodput.ratio == before
-    assert evidence.explorer._credit < credit
+
+
+@pytest.mark.parametrize("purpose", [Purpose.EXPLORE, Purpose.PROBE])
+def test_trial_of_either_kind_is_charged_to_one_account(purpose: Purpose) -> None:
+    evidence = Evidence(Settings((DRAFT,), 3, 8), None, np.random.default_rng(0))
+    for _ in range(50):
+        seen(evidence, Purpose.FIXED)
+    before = evidence.trials.credit
+    for _ in range(4):
+        seen(evidence, purpose, draft_s=0.03)
+    assert evidence.trials.credit < before - 0.3
 
 
 @pytest.mark.parametrize(("speculative_s", "plain_s"), [(0.0, 0.01), (0.01, 0.0), (0.0, 0.0)])
 def test_probe_compared_with_steps_without_tokens_is_ignored(speculative_s: float, plain_s: float) -> None:
     """Bug: the log of a speed-up of 0, and a division by it. Requests that are aborted get no tokens of their last
     step."""
-    probes = Probes(np.random.default_rng(0))
+    trials = TrialSchedule(np.random.default_rng(0))
     for _ in range(100):
-        probing = probes.step(4, speculating=True)
-        if probing:
-            probes.observe_probe(plain_s, 0.01, 0)
+        if trials.step(4, speculating=True):
+            trials.speedup.observe_plain(plain_s, 0.01, 0)
         else:
-            probes.observe(Neighbour(speculative_s, 0.01, 0.01), speculates=True)
-    assert probes.counts.probes == 0
-    assert not probes.off
+            trials.observe(Neighbour(speculative_s, 0.01, 0.01), speculates=True)
+    assert trials.speedup.counts.probes == 0
+    assert not trials.off

@@ -47,7 +47,7 @@ def test_goodput_and_exploration_are_accounted_with_a_prompt_in_every_step():
     records = running.run(400)
     assert sum(record.purpose is Purpose.EXPLORE for record in records) > 0
     assert loop._evidence.goodput.ratio > 1.3
-    assert loop._evidence.explorer._credit < 4.0 + 400 * 0.01, "the cost of the blocks is paid"
+    assert loop._evidence.trials.credit < 4.0 + 400 * 0.01, "the cost of the blocks is paid"
 
 
 @pytest.mark.parametrize("tpot_ms", [4.5, 5.0])
@@ -62,7 +62,7 @@ def test_class_that_stays_behind_does_not_stop_learning(tpot_ms):
     assert loop.state().probes.probes >= 2
     assert 0.002 < purposes.count(Purpose.PROBE) / len(purposes) < 0.02
     assert 8 <= purposes.count(Purpose.EXPLORE) < 0.06 * len(purposes)
-    assert not loop._evidence.probes.off
+    assert not loop._evidence.trials.off
 
 
 def borderline(**columns):

@@ -17,12 +17,11 @@ from outrider_runtime.control.cost.model import room, this_step
 from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Batch, Bools, Columns, Ints
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import ArmPlan, DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
-from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.evidence import TRIALS, Evidence
 from outrider_runtime.control.propose import Propose
 from outrider_runtime.control.settings import Pin, Settings, in_force
 from outrider_runtime.control.slo import UnderWay
-from outrider_runtime.control.truth.explore import Explorer
-from outrider_runtime.control.truth.probes import Probes
+from outrider_runtime.control.trial_schedule import TrialSchedule
 from outrider_runtime.control.value import Goodput
 from outrider_runtime.control.verify import Verify
 
@@ -32,38 +31,53 @@ _PURPOSES = (Purpose.EXPLORE, Purpose.SLO, Purpose.CHOICE, Purpose.PROBE, Purpos
 """The purpose of two plans is the first of these that one of them has."""
 
 
-class SharedProbes(Probes):
-    """Probes as an arm asks them: one decision a step for both."""
+class SharedProbes:
+    """Probes of both arms, of which one decision is made a step."""
 
-    def __init__(self, probes: Probes) -> None:
-        """No books of its own: `super().__init__` is left out."""
-        self._probes, self._is_probe = probes, False
+    def __init__(self, trials: TrialSchedule) -> None:
+        self._trials, self.is_probe = trials, False
         self._speculating = self._for_slo = False
 
     @property
     def off(self) -> bool:
-        return self._probes.off
+        return self._trials.off
 
     def begin(self, requests: int) -> None:
-        """A decision begins. Whether speculation is the choice is that of the last one."""
-        self._is_probe = self._probes.step(requests, speculating=self._speculating, for_slo=self._for_slo)
+        """A decision begins. Whether speculation is the choice is known from the last one."""
+        self.is_probe = self._trials.probes(requests, speculating=self._speculating, for_slo=self._for_slo)
         self._speculating = self._for_slo = False
 
-    def step(self, requests: int, *, speculating: bool, for_slo: bool = False) -> bool:  # noqa: ARG002
+    def note(self, *, speculating: bool, for_slo: bool) -> None:
+        """An arm has decided."""
         self._speculating |= speculating
         self._for_slo |= for_slo
-        return self._is_probe
+
+
+class ArmTrials(TrialSchedule):
+    """One arm's trials: explorations of its own, probes with the other arm."""
+
+    def __init__(self, shared: SharedProbes, rng: np.random.Generator) -> None:
+        super().__init__(rng)
+        self._shared = shared
+
+    @property
+    def off(self) -> bool:
+        return self._shared.off
+
+    def probes(self, requests: int, *, speculating: bool, for_slo: bool) -> bool:  # noqa: ARG002
+        self._shared.note(speculating=speculating, for_slo=for_slo)
+        return self._shared.is_probe
 
 
 class ArmPlanning:
     """One arm's planning."""
 
-    def __init__(self, number: int, settings: Settings, evidence: Evidence, probes: Probes, expected: UnderWay,
+    def __init__(self, number: int, settings: Settings, evidence: Evidence, probes: SharedProbes, expected: UnderWay,
                  rng: np.random.Generator) -> None:  # fmt: skip
         """expected: whose books of what requests are expected to get are shared."""
         self.number = number
         self.evidence = copy.copy(evidence)
-        self.evidence.goodput, self.evidence.explorer, self.evidence.probes = Goodput(), Explorer(rng), probes
+        self.evidence.goodput, self.evidence.trials = Goodput(), ArmTrials(probes, rng)
         force, under_way = in_force(settings, (), None), UnderWay(expected.expected)
         self.verify = Verify(self.evidence, force, under_way, device_ranks=settings.device_ranks)
         self.propose = Propose(settings, self.evidence, force, under_way)
@@ -86,7 +100,7 @@ class ArmPlanning:
 class ArmPlanner:
     def __init__(self, settings: Settings, evidence: Evidence, under_way: UnderWay, rng: np.random.Generator) -> None:
         self._evidence, self._drafters = evidence, len(settings.drafters)
-        self._probes = SharedProbes(evidence.probes)
+        self._probes = SharedProbes(evidence.trials)
         self._arms = tuple(ArmPlanning(number, settings, evidence, self._probes, under_way, rng) for number in ARMS)
 
     def settle(self, settings: Settings, suspended: Mapping[int, str], pinned: Pin | None) -> None:
@@ -177,17 +191,15 @@ class ArmPlanner:
         batch = outcome.batch
         assert batch.arm is not None
         own, evidence = (batch.arm == arm.number) & batch.decodes, arm.evidence
-        evidence.explorer.earn()
+        evidence.trials.earn()
         seconds, requests = float(made.price_s[own].sum()), int(batch.decodes.sum())
         if not seconds > 0.0 or not made.plain_s > 0.0:
             return
         whole, plain_rate = requests / float(own.sum()), requests / made.plain_s
         tokens, seconds = whole * float(made.tokens[own].sum()), whole * seconds
-        if planned.purpose is Purpose.EXPLORE:
-            evidence.explorer.pay(seconds, tokens / (plain_rate * max(1.0, evidence.goodput.ratio)))
-        elif (
-            outcome.verify_purpose is not Purpose.EXPLORE
-        ):  # lambda is what a second brings as the loop serves otherwise
+        if planned.purpose in TRIALS:
+            evidence.trials.pay(seconds, tokens / (plain_rate * max(1.0, evidence.goodput.ratio)))
+        if Purpose.EXPLORE not in (planned.purpose, outcome.verify_purpose):  # see `Evidence`
             evidence.goodput.observe(tokens, seconds, plain_rate, prefill=bool(batch.prompt.any()))
 
 

@@ -1,1 +1,0 @@
-"""What speculation really buys (`probes`), and what a drafter is worth that is passed over (`explore`)."""
