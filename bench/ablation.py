@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.step_times import RAGGED, UNIFORM
+from outrider_runtime.control.cost.step_times import UNIFORM, VARLEN
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.simulate.replay.engine import Policy
 
@@ -113,7 +113,7 @@ def even_steps(controller: Controller) -> None:
     """That a step of equal lengths costs less: it is priced as one of any lengths."""
     target = controller._evidence.latency.beliefs.target
     for rows in (target.profiled, target.costs):
-        rows[UNIFORM] = rows[RAGGED]
+        rows[UNIFORM] = rows[VARLEN]
 
 
 def confidence(controller: Controller) -> None:

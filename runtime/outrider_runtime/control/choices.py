@@ -59,7 +59,7 @@ class Choices:
     def _at(self, goodput: float, batch: Batch, closed: Ints, *, caches: bool) -> Choice:
         longest = self.longest
         known = self._known(batch, longest, goodput, caches=caches)
-        return Choice(*_best(batch.columns, *known, closed, self._variants), goodput)
+        return _best(batch.columns, *known, closed, self._variants)
 
     def pool(self, batch: Batch, goodput: float | None = None) -> tuple[Ints, Pool]:
         """The rows that may ask, and what drafters offer them as things are. goodput: as measured, if None."""
@@ -83,13 +83,11 @@ class Choices:
 def _best(
     columns: tuple[Any, ...], counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...], closed: Ints,
     variants: tuple[Any, ...],
-) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float, bool]:  # fmt: skip
-    """The fields of `Choice` but the last. Arguments as `Columns`, `Counts`, `Costs`, `Terms`,
-    `Variants`; closed: see `offers.offered`."""
+) -> Choice:  # fmt: skip
+    """Arguments as `Columns`, `Counts`, `Costs`, `Terms`, `Variants`; closed: see `offers.offered`."""
     batch, now, known, holes = Columns(*columns), Terms(*terms), Costs(*costs), False
     who, pool = offered(batch, Counts(*counts), known, now, closed)
     for d in np.flatnonzero(now.needs_kv & ~known.hidden):
         for i in who:
             holes |= not served(batch.missing[d, i], 0, True)
-    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, Variants(*variants))
-    return passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent, holes
+    return best_choice(pool, Variants(*variants), holes, now.goodput)

@@ -29,14 +29,14 @@ from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import Outcome, Purpose
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.speedup import Neighbour
-from outrider_runtime.control.state import Ran, count, new_tally
+from outrider_runtime.control.state import StepCounts, count, new_tally
 from outrider_runtime.control.trial_schedule import TrialSchedule
 from outrider_runtime.control.value import Goodput
 
 TRIALS = {Purpose.PROBE, Purpose.EXPLORE}
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
-"""Of a step, outside the models' passes: the machine slept."""
+"""Seconds of a step outside the models' passes; beyond that the machine slept."""
 
 
 class Evidence:
@@ -54,7 +54,7 @@ class Evidence:
         self._counters = self.tally.of_drafter, self.tally.lengths
 
     def replace_latency(self, model: LatencyModel | None) -> None:
-        """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
+        """A profile was loaded or changed; online corrections start again. None: learn every cost."""
         self.latency = StepTimes(model, self._settings)
 
     def observe(self, outcome: Outcome) -> None:
@@ -122,8 +122,8 @@ class Evidence:
 
 @compiled
 def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float]:
-    """Of the target's pass, and of the drafts. times: of the step, and of the target's pass, NaN where nobody measured
-    it."""
+    """Seconds of the target's pass, and of the drafts. times: of the step, and of the target's pass, NaN if it was not
+    measured."""
     drafts_s = 0.0
     for seconds in draft_s:
         drafts_s += seconds if seconds > 0.0 else 0.0  # NaN: it did not run
@@ -175,7 +175,7 @@ class Memory(NamedTuple):
 class Taught(NamedTuple):
     """A finished step, in a few numbers."""
 
-    ran: Ran
+    ran: StepCounts
     drafts_s: float
     plain: PlainStep
 

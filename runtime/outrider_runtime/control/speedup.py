@@ -70,7 +70,7 @@ class LogGain(NamedTuple):
         return self.mean + self.margin
 
 
-class Speedup:
+class MeasuredSpeedup:
     """Compares probes with the steps near them."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ RECENT_KEEP = 0.95
 REQUEST_STEPS, TRIED, VERIFIED, ACCEPTED = range(4)
 """What is counted of each drafter."""
 LEAST_STEPS = 20
-"""Before so many steps nothing is said about the worth of speculation."""
+"""Steps before which nothing is said about the worth of speculation."""
 LEAST_PROBES = 3
 """Probes that a speed-up rests on at least; two may both be off by as much as machines drift."""
 IDLE_S = 10.0
@@ -40,7 +40,7 @@ class Reason(StrEnum):
     MEASURING = "Measuring"
 
 
-class Ran(NamedTuple):
+class StepCounts(NamedTuple):
     """A finished step, in a few numbers."""
 
     verified: int
@@ -52,7 +52,7 @@ class Ran(NamedTuple):
     begun: int
     """Requests whose prompts it finished."""
     shape: Shape
-    """Of the target's pass, without proposals."""
+    """The target's pass, without proposals."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class Tally:
     recent_speculation: float = 0.0
     """Share of them whose choice was to speculate."""
 
-    def observe(self, outcome: Outcome, ran: Ran) -> None:
+    def observe(self, outcome: Outcome, ran: StepCounts) -> None:
         """Count a finished step."""
         verified, decoding = ran.verified, ran.decoding
         self.steps += 1
@@ -97,7 +97,7 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 
 @compiled
-def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints) -> Ran:
+def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints) -> StepCounts:
     """Count a step's nodes. of_drafter, lengths: see `Tally`."""
     verified, depths, decoding, begun = 0, np.zeros(len(batch.slot), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
@@ -116,7 +116,7 @@ def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, le
             decoding += 1
             lengths[min(depths[i], len(lengths) - 1)] += 1
         begun += batch.prompt[i] > 0 and batch.prompt_left[i] == 0
-    return Ran(verified, depths.max() if len(depths) else 0, decoding, begun, this_step(batch))
+    return StepCounts(verified, depths.max() if len(depths) else 0, decoding, begun, this_step(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What a choice hangs on, by the estimates of the moment, for a human. Tuples are by drafter."""
+    """What a choice depends on, by the estimates of the moment, for a human. Tuples are by drafter."""
 
     token_s: float
     """What one more verified token costs the target."""
@@ -155,4 +155,4 @@ class Weighed:
     brings: tuple[float, ...]
     """Tokens that a first proposal is expected to bring, mean over the requests."""
     draft_s: tuple[float, ...]
-    """Of a first pass, or a call."""
+    """Seconds of a first pass, or a call."""

@@ -15,7 +15,7 @@ import numpy as np
 from outrider_runtime.control.data.batch import NOBODY, Bools, Floats
 from outrider_runtime.control.data.plans import Purpose
 from outrider_runtime.control.selection.offers import Pool
-from outrider_runtime.control.speedup import PROBE_STEPS, Neighbour, Speedup
+from outrider_runtime.control.speedup import PROBE_STEPS, MeasuredSpeedup, Neighbour
 from outrider_runtime.control.value import worth
 
 LOSS_SHARE = 0.01
@@ -56,7 +56,7 @@ class TrialSchedule:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self.speedup = Speedup()
+        self.speedup = MeasuredSpeedup()
         self.credit = FIRST_CREDIT
         """Steps that trials may still cost."""
         self._exploration: Trial | None = None
@@ -174,10 +174,10 @@ def upper_bounds(pool: Pool, upper_paths: Floats, lengths: int) -> Floats:
         asking_s = float(pool.asking_s[drafter][pool.paths[drafter, 0] > 0].sum()) if pool.asking_s.size else 0.0
         for length in range(1, lengths + 1):
             tokens = served[drafter] * length
-            if tokens > min(pool.budget, len(price.ragged_s) - 1):
+            if tokens > min(pool.budget, len(price.varlen_s) - 1):
                 break
-            even_s = (price.uniform_s if served[drafter] == pool.paths.shape[2] else price.ragged_s)[tokens]
-            target_s = float(min(even_s, price.ragged_s[tokens])) - price.plain_s
+            even_s = (price.uniform_s if served[drafter] == pool.paths.shape[2] else price.varlen_s)[tokens]
+            target_s = float(min(even_s, price.varlen_s[tokens])) - price.plain_s
             draft_s = pool.first_s[drafter] + (length - 1) * pool.pass_s[drafter, 0] + tokens * pool.token_s[drafter]
             draft_s += length * asking_s
             gain = float(served[drafter] * upper_paths[drafter, :length].sum())

@@ -15,11 +15,11 @@ from outrider_runtime.control.data.batch import Floats
 
 HALF_LIFE_STEPS = 40
 KEPT = 0.5 ** (1 / HALF_LIFE_STEPS)
-"""Of what was measured, at every step."""
+"""Weight of older measurements after each step."""
 PRIOR_TOKENS = 8.0
 
 WHOLE_BATCH: Floats = np.zeros((0, 0))
-"""In place of what requests add to drafters' passes: every pass is over the whole batch."""
+"""Stands for what requests add to drafters' passes: nothing, as every pass is over the whole batch."""
 
 
 @compilable
@@ -31,11 +31,11 @@ def worth(tokens: float, seconds: float, rate: float) -> float:
 class Price(NamedTuple):
     """The step that is priced, without drafts."""
 
-    ragged_s: Floats
+    varlen_s: Floats
     """(T+1,): seconds of the target's pass with 0, 1, .. T proposals of unequal lengths; [0] is plain decoding."""
     uniform_s: Floats
-    """(T+1,): the same where every request verifies equally many, as likely ragged as prompts may join the step; as
-    `ragged_s` where no such step is possible. Of one request both are the same."""
+    """(T+1,): mean seconds if every request verifies equally many, unless a prompt joins the step; `varlen_s` if no
+    such step is possible. For one request both are equal."""
     node_s: Floats
     """(N,): what a node costs beyond that: for its request's context, and in the next first pass of the drafters."""
     rate: float
@@ -45,23 +45,19 @@ class Price(NamedTuple):
 
     @property
     def plain_s(self) -> float:
-        return float(self.ragged_s[0])
-
-    def step_s(self, proposals: int) -> float:
-        """Seconds with so many proposals, at most as many as the table holds."""
-        return float(self.ragged_s[min(proposals, len(self.ragged_s) - 1)])
+        return float(self.varlen_s[0])
 
 
 @compiled
-def expected_s(seconds: Floats, tokens: float, none: float) -> float:
-    """Of a step that is plain with probability `none` and holds `tokens` on average."""
-    if none >= 1.0 or tokens <= 0.0:
+def expected_s(seconds: Floats, tokens: float, p_no_proposal: float) -> float:
+    """Mean seconds of a step that is plain with probability `p_no_proposal` and holds `tokens` on average."""
+    if p_no_proposal >= 1.0 or tokens <= 0.0:
         return float(seconds[0])
-    if_any = max(1.0, tokens / (1.0 - none))
+    if_any = max(1.0, tokens / (1.0 - p_no_proposal))
     whole = min(int(if_any), len(seconds) - 1)
     after = min(whole + 1, len(seconds) - 1)
     verifies = seconds[whole] + (if_any - whole) * (seconds[after] - seconds[whole])
-    return float(none * seconds[0] + (1.0 - none) * verifies)
+    return float(p_no_proposal * seconds[0] + (1.0 - p_no_proposal) * verifies)
 
 
 class Goodput:

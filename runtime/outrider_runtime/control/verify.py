@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,19 +40,19 @@ class Verify:
             self._under_way.verifies_nothing()
             return VerifyPlan(NO_NODES, np.zeros(len(batch), np.int64), forest.purpose)
         evidence, force = self._evidence, self.force
-        fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # nobody else can join this step
-        now = terms(batch, force, self._under_way.goodput, self._under_way, force.most_tokens, fresh_prompts)
+        fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # no other request can join
+        limits = terms(batch, force, self._under_way.goodput, self._under_way, force.most_tokens, fresh_prompts)
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         scored = self._scored(forest)
-        nodes, lengths, for_slo, budget, admit, forced = _verify(
-            batch.columns, forest.columns, forest.lengths, np.ascontiguousarray(forest.asked),
-            self._placeholders(forest), scored, evidence.acceptance.columns,
-            evidence.latency.columns, now, queue,
+        waiting = (
+            forest.columns, forest.lengths, np.ascontiguousarray(forest.asked), self._placeholders(forest), scored,
         )  # fmt: skip
-        purpose = Purpose.SLO if for_slo else forest.purpose
-        tokens, admitted = (None if most == ANY_NUMBER else most for most in (budget, admit))
-        device = self._device_order(batch, forest, scored, nodes, forced)
-        return VerifyPlan(nodes, lengths, purpose, tokens, admitted, device)
+        known = evidence.acceptance.columns, evidence.latency.columns
+        made = _verify(batch.columns, waiting, known, limits, queue)
+        purpose = Purpose.SLO if made.for_slo else forest.purpose
+        tokens, admitted = (None if most == ANY_NUMBER else most for most in (made.token_budget, made.admit))
+        device = self._device_order(batch, forest, scored, made.nodes, made.forced)
+        return VerifyPlan(made.nodes, made.lengths, purpose, tokens, admitted, device)
 
     def _device_order(
         self, batch: Batch, forest: Forest, scored: int, nodes: Bools, forced: Ints
@@ -77,8 +77,34 @@ class Verify:
 NO_ONE = Waiting(NOBODY, 0, 0)
 
 
-def _queue(batch: Batch, *, admits: bool) -> tuple[bool, bool, float, int, int, int, bool]:
-    """As `Queue`."""
+class WaitingNodes(NamedTuple):
+    """What waits for verification, and what decides about it."""
+
+    nodes: tuple[Any, ...]
+    """`Nodes`, in a plain tuple, which a call unpacks faster."""
+    draft_lengths: Ints
+    """(D,): `Forest.lengths`"""
+    drafter_order: Ints
+    """(R, N): `Forest.asked`"""
+    placeholders: Bools
+    """(N,), or empty: see `Verify._placeholders`."""
+    scored: int
+    """NOTHING, WHATEVER_FITS or WHAT_PAYS."""
+
+
+class Scored(NamedTuple):
+    nodes: Bools
+    lengths: Ints
+    for_slo: bool
+    """Goodput alone might have chosen otherwise."""
+    token_budget: int
+    admit: int
+    forced: Ints
+    """(N,): see `DeviceOrder`. The other fields: see `VerifyPlan`."""
+
+
+def _queue(batch: Batch, *, admits: bool) -> tuple[Any, ...]:
+    """Fields of `Queue`."""
     return admits, batch.next is not None, batch.patience_used, *(batch.next or NO_ONE)
 
 
@@ -102,38 +128,40 @@ def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats
 
 @compiled
 def _verify(
-    columns: tuple[Any, ...], forest: tuple[Any, ...], draft_lengths: Ints, drafter_order: Ints, placeholders: Bools,
-    scored: int, counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...], queue: tuple[Any, ...],
-) -> tuple[Bools, Ints, bool, int, int, Ints]:  # fmt: skip
-    """The fields of `VerifyPlan`, with whether goodput alone might have chosen otherwise in place of its purpose; and
-    `DeviceOrder.forced`.
+    columns: tuple[Any, ...], waiting: tuple[Any, ...], known: tuple[tuple[Any, ...], tuple[Any, ...]],
+    terms: tuple[Any, ...], queue: tuple[Any, ...],
+) -> Scored:  # fmt: skip
+    """Choose what is scored and let in, and set what requests are expected to get.
 
-    columns, forest, counts, costs, terms, queue: as `Columns`, `Nodes`, `Counts`, `Costs`, `Terms`, `Queue`; what
-    requests are expected to get is set. draft_lengths, drafter_order, placeholders: as `lengths`, `asked` and
-    `placeholders` of `Forest`.
+    columns, waiting, terms, queue: `Columns`, `WaitingNodes`, `Terms`, `Queue`. known: `Counts` and `Costs`.
     """
-    batch, proposed, known, now, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Terms(*terms), Queue(*queue)
+    batch, forest, limits, waits = Columns(*columns), WaitingNodes(*waiting), Terms(*terms), Queue(*queue)
+    proposed, counts, costs = Nodes(*forest.nodes), Counts(*known[0]), Costs(*known[1])
     base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
     nodes, forced = np.zeros(len(request), np.bool_), np.zeros(len(request), np.bool_)
     paths: Floats = np.zeros(0)
-    if scored == WHAT_PAYS and len(request):
-        paths = node_paths(Counts(*counts), batch, proposed)
-        if placeholders.any():
-            placeholder_paths(Counts(*counts), batch, proposed, drafter_order, draft_lengths, placeholders, paths)
-        nodes, for_slo, forced = _best(batch, proposed, draft_lengths, paths, known, base, now)
-    elif scored == WHATEVER_FITS:
-        nodes = _whatever_fits(proposed, batch.left, room(base, now.token_budget, now.free_kv_tokens))
+    if forest.scored == WHAT_PAYS and len(request):
+        paths = node_paths(counts, batch, proposed)
+        if forest.placeholders.any():
+            placeholder_paths(
+                counts, batch, proposed, forest.drafter_order, forest.draft_lengths, forest.placeholders, paths
+            )
+        nodes, for_slo, forced = _best(batch, proposed, forest.draft_lengths, paths, costs, base, limits)
+    elif forest.scored == WHATEVER_FITS:
+        nodes = _whatever_fits(proposed, batch.left, room(base, limits.token_budget, limits.free_kv_tokens))
     lengths, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
-    now.expected[batch.slot] = gained
+    limits.expected[batch.slot] = gained
     budget = admit = ANY_NUMBER
     if waits.admits and (waits.someone or base.n_prompt > 0.0):
         alone, rows = without_prompts(base), np.flatnonzero(batch.prompt + batch.prompt_left == 0)
-        read_s = step_times.draft_columns(known, batch.context[rows], 0.0, 1)[2].sum() if now.drafts_s > 0.0 else 0.0
-        state, proposals = clocks(batch, rows, now.tpots_s), float(lengths.sum())
-        on = Pace(state, alone, proposals, 1.0 + gained[rows], now.drafts_s, read_s)
-        budget = token_budget(now.token_budget, waits, on, known)
-        admit = admissions(batch, waits, on, known, now.tpots_s)
-    return nodes, lengths, for_slo, budget, admit, _lengths(request, forced, requests)
+        read_s = 0.0
+        if limits.drafts_s > 0.0:
+            read_s = step_times.draft_columns(costs, batch.context[rows], 0.0, 1)[2].sum()
+        state, proposals = clocks(batch, rows, limits.tpots_s), float(lengths.sum())
+        pace = Pace(state, alone, proposals, 1.0 + gained[rows], limits.drafts_s, read_s)
+        budget = token_budget(limits.token_budget, waits, pace, costs)
+        admit = admissions(batch, waits, pace, costs, limits.tpots_s)
+    return Scored(nodes, lengths, for_slo, budget, admit, _lengths(request, forced, requests))
 
 
 @compiled
@@ -149,25 +177,27 @@ def _whatever_fits(proposed: Nodes, left: Ints, room: int) -> Bools:
 
 @compiled
 def _best(
-    batch: Columns, proposed: Nodes, asked: Ints, paths: Floats, costs: Costs, base: Shape, now: Terms
+    batch: Columns, proposed: Nodes, draft_lengths: Ints, paths: Floats, costs: Costs, base: Shape, limits: Terms
 ) -> tuple[Bools, bool, Bools]:
     """What is scored, whether for those behind their TPOT, and what is scored whatever goodput says."""
     request, depth, requests = proposed.request, proposed.depth, len(batch.slot)
-    budget = room(base, now.token_budget, now.free_kv_tokens)
+    budget = room(base, limits.token_budget, limits.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
-    read_s = step_times.read_s(costs, asked, alone.n_requests)
-    price = step_times.price(costs, base, batch.context, read_s, now.goodput, most, now.fresh_prompts, True)
+    read_s = step_times.read_s(costs, draft_lengths, alone.n_requests)
+    price = step_times.price(costs, base, batch.context, read_s, limits.goodput, most, limits.fresh_prompts, True)
     nodes = select(paths, request, depth, price, budget, nothing, np.inf).nodes
     if base.n_prompt > 0.0:
-        price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most, now.fresh_prompts, True)
-    step_s = price.ragged_s[min(nodes.sum(), most)] + now.drafts_s
-    if not anyone_late(batch, now.tpots_s, step_s):
+        price = step_times.price(costs, alone, batch.context, read_s, limits.goodput, most, limits.fresh_prompts, True)
+    step_s = price.varlen_s[min(nodes.sum(), most)] + limits.drafts_s
+    if not anyone_late(batch, limits.tpots_s, step_s):
         return nodes, False, nothing
-    state = clocks(batch, np.arange(requests), now.tpots_s)
-    who = behind(state, step_s, 1.0 + _gained(paths, request, ~nothing, requests))
-    if not who.any():
+    state = clocks(batch, np.arange(requests), limits.tpots_s)
+    late = behind(state, step_s, 1.0 + _gained(paths, request, ~nothing, requests))
+    if not late.any():
         return nodes, False, nothing
-    forced = forced_nodes(paths, request, who, needed(state, step_s), step_s, price, budget)
+    forced = forced_nodes(paths, request, late, needed(state, step_s), step_s, price, budget)
     gained = 1.0 + _gained(paths, request, forced, requests)
-    longest_s = longest_step_s(state, gained, price.ragged_s[min(forced.sum(), most)] + now.drafts_s) - now.drafts_s
+    longest_s = (
+        longest_step_s(state, gained, price.varlen_s[min(forced.sum(), most)] + limits.drafts_s) - limits.drafts_s
+    )
     return select(paths, request, depth, price, budget, forced, longest_s).nodes, True, forced

@@ -103,7 +103,7 @@ def worth_of(one: Pool, passes, plan) -> float:
     if one.asking_s.size:
         drafts_s += sum(passes[d] * one.asking_s[d, i] for i, order in enumerate(plan) for d, _ in order)
     reads_s = sum(one.token_s[d] for d, p in enumerate(passes) if p) * tokens
-    seconds, price = one.price.ragged_s, one.price
+    seconds, price = one.price.varlen_s, one.price
     if tokens == 0.0:
         return float(-price.rate * (seconds[0] + drafts_s))
     held = max(1.0, tokens / (1 - none))
@@ -138,7 +138,7 @@ def every_placeholder_choice(options: Pool):
         for length in range(1, DEPTHS + 1):
             worth_of_places = paths[:, :length].sum(axis=1) - options.price.rate * token_s * length
             gain = np.maximum(gain, worth_of_places.max(axis=0))
-        yield float(gain.sum() - options.price.rate * (options.price.ragged_s[0] + drafts_s))
+        yield float(gain.sum() - options.price.rate * (options.price.varlen_s[0] + drafts_s))
 
 
 @given(pools(models=1, lookups=1))
@@ -250,15 +250,15 @@ def test_where_a_lookup_finds_nothing_the_model_stands_in():
 
 def in_pieces(one: Pool) -> Pool:
     """Steps of unequal lengths take nine seconds, those of equal lengths what they took before."""
-    seconds, price = one.price.ragged_s, one.price
+    seconds, price = one.price.varlen_s, one.price
     dear_s = np.where(np.arange(len(seconds)) > 0, 9.0, seconds)
-    return one._replace(price=price._replace(ragged_s=dear_s, uniform_s=seconds))
+    return one._replace(price=price._replace(varlen_s=dear_s, uniform_s=seconds))
 
 
 def test_where_steps_of_equal_lengths_are_cheap_all_are_proposed_as_many():
     """With ragged steps alone nothing pays: they run in pieces, even ones as a graph."""
     cheap = in_pieces(pool(np.array([[[0.8, 0.6, 0.4]] * 4]), [True], token=0.05))
-    dear = cheap.price._replace(uniform_s=cheap.price.ragged_s)
+    dear = cheap.price._replace(uniform_s=cheap.price.varlen_s)
     assert not choose(cheap._replace(price=dear)).passes.any()
     choice = choose(cheap)
     assert choice.passes.tolist() == [3]
@@ -303,9 +303,9 @@ def test_what_a_lookup_finds_is_of_unequal_lengths():
 def test_steps_of_equal_lengths_are_weighed_with_all_others(one, dearer):
     """Against every length that all verify, each of the model that suits it best of those that run, where unequal
     lengths take `dearer` seconds more."""
-    seconds, price = one.price.ragged_s, one.price
+    seconds, price = one.price.varlen_s, one.price
     dear_s = seconds + dearer * (np.arange(len(seconds)) > 0)
-    one = one._replace(price=price._replace(ragged_s=dear_s, uniform_s=seconds))
+    one = one._replace(price=price._replace(varlen_s=dear_s, uniform_s=seconds))
     choice = choose(one)
     evenly = [even_worth(one, run, k) for run in ([0], [1], [0, 1]) for k in range(1, DEPTHS + 1)]
     assert choice.value >= max(evenly) - 1e-9

@@ -64,7 +64,7 @@ def plans(request, parent):
 
 def worth_of(nodes, paths, request, cost: Price) -> float:
     gained = float((paths - cost.rate * cost.node_s[request])[nodes].sum())
-    return gained - cost.rate * float(cost.ragged_s[nodes.sum()])
+    return gained - cost.rate * float(cost.varlen_s[nodes.sum()])
 
 
 @given(forests(), seconds(), st.sampled_from([0.2, 1.0, 3.0]), st.integers(0, NODES))

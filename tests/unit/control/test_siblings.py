@@ -153,8 +153,8 @@ def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, mos
 
 def priced(pool: Pool, token_s: float) -> Pool:
     """The same where a verified token costs so much."""
-    seconds = pool.price.ragged_s[0] + token_s * np.arange(len(pool.price.ragged_s))
-    return pool._replace(price=pool.price._replace(ragged_s=seconds, uniform_s=seconds, token_s=token_s))
+    seconds = pool.price.varlen_s[0] + token_s * np.arange(len(pool.price.varlen_s))
+    return pool._replace(price=pool.price._replace(varlen_s=seconds, uniform_s=seconds, token_s=token_s))
 
 
 @pytest.mark.parametrize("later", [0.0, 0.3, 0.6])
@@ -164,13 +164,13 @@ def test_depth_and_width_are_the_argmax_of_all_of_them(chain, token_s, later):
     """By hand, each depth and width: places that pay for their token, and the passes; chains and k = 0 among them."""
     requests = 4
     pool = priced(offered(requests, chain, later), token_s)
-    rate, best = pool.price.rate, -pool.price.rate * pool.price.ragged_s[0]
+    rate, best = pool.price.rate, -pool.price.rate * pool.price.varlen_s[0]
     for width, depth in itertools.product(range(1, WIDTH + 1), range(1, DEPTH + 1)):
         gain, nodes, reach = 0.0, 0, 1.0
         for _ in range(depth):
             paths = [path for path in reach * pool.beams.places[0, 0, :width] if path > rate * token_s]
             gain, nodes, reach = gain + sum(paths), nodes + len(paths), sum(paths)
-        seconds = 3e-4 + (depth - 1) * pool.pass_s[0, width - 1] + pool.price.ragged_s[requests * nodes]
+        seconds = 3e-4 + (depth - 1) * pool.pass_s[0, width - 1] + pool.price.varlen_s[requests * nodes]
         best = max(best, requests * gain - rate * seconds)
     found = choose(pool)
     assert found.value == pytest.approx(best, abs=1e-9)

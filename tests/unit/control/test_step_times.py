@@ -73,14 +73,14 @@ def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost(
 
 def test_a_step_costs_what_the_profile_says_across_the_knee():
     """a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + d, for every number of proposals."""
-    found = price(latency(), 32).ragged_s
+    found = price(latency(), 32).varlen_s
     expected = [TARGET.seconds(Shape(32_000, 32 + more, 32, 32)) for more in range(101)]
     assert found == pytest.approx(np.array(expected))
 
 
 def test_past_the_largest_graph_other_coefficients_hold():
     slow = StepCost(per_batched_token_s=4e-5, constant_s=0.02)
-    found = price(latency(graph=48, beyond=slow), 32).ragged_s
+    found = price(latency(graph=48, beyond=slow), 32).varlen_s
     assert found[16] == pytest.approx(TARGET.seconds(decoding(32)) + 16 * 4e-5)
     assert found[17] == pytest.approx(0.02 + 49 * 4e-5)
 
@@ -90,21 +90,21 @@ IN_PIECES = dataclasses.replace(TARGET, constant_s=0.014)
 
 def test_one_request_alone_is_even_whatever_it_verifies():
     found = price(latency(ragged=IN_PIECES), 1)
-    assert found.ragged_s[:6] == pytest.approx([TARGET.seconds(decoding(1)) + k * 4e-5 for k in range(6)])
-    assert found.uniform_s == pytest.approx(found.ragged_s)
+    assert found.varlen_s[:6] == pytest.approx([TARGET.seconds(decoding(1)) + k * 4e-5 for k in range(6)])
+    assert found.uniform_s == pytest.approx(found.varlen_s)
 
 
 def test_no_step_with_proposals_is_even_where_a_request_can_have_none():
     found = price(latency(ragged=IN_PIECES), 32, verify=31)
-    assert found.uniform_s[1:] == pytest.approx(found.ragged_s[1:])
+    assert found.uniform_s[1:] == pytest.approx(found.varlen_s[1:])
     assert found.plain_s == pytest.approx(TARGET.seconds(decoding(32)))
 
 
 def test_a_step_that_fresh_prompts_may_join_is_as_likely_ragged():
     found = price(latency(ragged=IN_PIECES), 32, fresh_prompts=0.25)
     assert found.uniform_s == pytest.approx(price(latency(), 32).uniform_s + 0.25 * 0.004)
-    assert found.ragged_s[1:] == pytest.approx(price(latency(), 32).ragged_s[1:] + 0.004)
-    assert found.plain_s == found.uniform_s[0] == found.ragged_s[0]
+    assert found.varlen_s[1:] == pytest.approx(price(latency(), 32).varlen_s[1:] + 0.004)
+    assert found.plain_s == found.uniform_s[0] == found.varlen_s[0]
 
 
 @pytest.mark.parametrize(("fresh", "two_or_more"), [(0.0, 0.0), (0.5, 0.5 - 0.5 * math.log(2)), (1.0, 1.0)])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.cost.model import ABOVE, BATCHED, KNEE, Shape, pass_s
-from outrider_runtime.control.cost.step_times import BEYOND, RAGGED, UNIFORM, Costs, is_block, later_pass
+from outrider_runtime.control.cost.step_times import BEYOND, UNIFORM, VARLEN, Costs, is_block, later_pass
 from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.data.plans import ArmPlan, Outcome
 from outrider_runtime.control.selection.offers import HOLE_TOKENS
@@ -63,7 +63,7 @@ def _target_s(costs: Costs, plain: Shape, proposals: float, *, is_even: bool) ->
         return 0.0
     query = plain.n_context_query * (1.0 + proposals / plain.n_requests)
     shape = Shape(plain.n_context, plain.n_batched + proposals, plain.n_requests, query)
-    row = BEYOND if shape.n_batched > costs.graph else UNIFORM if is_even else RAGGED
+    row = BEYOND if shape.n_batched > costs.graph else UNIFORM if is_even else VARLEN
     return pass_s(costs.target[row], shape, 0.0)
 
 

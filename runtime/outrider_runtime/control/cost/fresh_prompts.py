@@ -1,4 +1,4 @@
-"""How often steps hold prompts that the batch before them did not: such a step is ragged, whatever was planned."""
+"""How often steps hold prompts that the batch before them did not: their lengths are unequal, whatever was planned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from outrider_runtime.control.value import KEPT
 
 
 class FreshPrompts:
-    """Among the steps before which no prompt was left unread, the share of those that hold prompts."""
+    """Share of steps that hold prompts, among those before which no prompt was left unread."""
 
     def __init__(self) -> None:
         self.share, self._read_on = 0.0, False

@@ -37,7 +37,7 @@ from outrider_runtime.control.cost.model import (
     StepCost,
     without_prompts,
 )
-from outrider_runtime.control.cost.step_times import RAGGED, Costs, decode_s, is_block, later_pass, read_tokens
+from outrider_runtime.control.cost.step_times import VARLEN, Costs, decode_s, is_block, later_pass, read_tokens
 from outrider_runtime.control.data.batch import Floats, Ints
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
@@ -106,7 +106,7 @@ class TargetRun(NamedTuple):
     row: int
     """Position in `MODES`."""
     shape: Shape
-    """Without proposals."""
+    """The pass without its proposals."""
     scored_tokens: int
     """See `Outcome`."""
     seconds: float
@@ -307,11 +307,11 @@ class StepTimes:
 
     def _begin(self, target: Floats) -> None:
         """Take a cost of the target, (3, T), for profiled. Guesses about drafters follow from it."""
-        guess: Floats = MODEL_SHARE * target[RAGGED]
-        guess[KNEE] = target[RAGGED, KNEE]
+        guess: Floats = MODEL_SHARE * target[VARLEN]
+        guess[KNEE] = target[VARLEN, KNEE]
         profiled, priors = np.zeros((len(self._drafters), 2, TERMS)), np.zeros((len(self._drafters), *2 * (TERMS + 2,)))
         for d, drafter in enumerate(self._drafters):
-            profiled[d] = _draft_rows(drafter, self._profiled, target[RAGGED] if drafter.is_target else guess)
+            profiled[d] = _draft_rows(drafter, self._profiled, target[VARLEN] if drafter.is_target else guess)
             priors[d] = _prior(2, is_guess=drafter.name not in self._profiled)
         drafts = _belief(profiled, priors)
         self.beliefs = Beliefs(_belief(target, _prior(len(MODES), is_guess=self.learning)), drafts, self._absurd)

@@ -1,4 +1,4 @@
-"""What steps and drafts take, as believed now: `Costs`, and what compiled code reads off them.
+"""Predictions of what steps and drafts take: `Costs`, and what compiled code reads off them.
 
 Shapes: D drafters, N requests, T the most proposals that are looked at, W nodes at a depth of a tree.
 """
@@ -25,7 +25,7 @@ from outrider_runtime.control.cost.model import (
 from outrider_runtime.control.data.batch import Bools, Floats, Ints
 from outrider_runtime.control.value import Price
 
-UNIFORM, RAGGED, BEYOND = range(3)
+UNIFORM, VARLEN, BEYOND = range(3)
 
 
 class Costs(NamedTuple):
@@ -48,44 +48,47 @@ class Costs(NamedTuple):
 
 
 @compiled
-def _ragged(costs: Costs, tokens: float) -> Floats:
-    """Coefficients of a step of so many tokens and unequal lengths. Past the largest graph other ones hold."""
-    row: Floats = costs.target[BEYOND if tokens > costs.graph else RAGGED]
+def _varlen_row(costs: Costs, tokens: float) -> Floats:
+    """Coefficients of a step of unequal lengths. Past the largest graph other ones hold."""
+    row: Floats = costs.target[BEYOND if tokens > costs.graph else VARLEN]
     return row
 
 
 @compiled
 def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
-    """Seconds of the target's pass of `shape` and so many proposals, of unequal lengths where several have some."""
+    """Seconds of the target's pass of a shape and its proposals, of unequal lengths if several requests have some."""
     tokens = shape.n_batched + proposals
     even = shape.n_prompt == 0.0 and (proposals == 0.0 or shape.n_requests == 1.0) and tokens <= costs.graph
-    return pass_s(costs.target[UNIFORM] if even else _ragged(costs, tokens), shape, proposals)
+    return pass_s(costs.target[UNIFORM] if even else _varlen_row(costs, tokens), shape, proposals)
 
 
 @compiled
 def _plain_rate(costs: Costs, shape: Shape, fresh_prompts: float) -> float:
     """Tokens a second of requests that decode, nothing proposed; 0 while no cost is known.
 
-    A step that fresh prompts join is ragged, and the more tokens a step gives, the more answers end and prompts come.
-    What so grows with the tokens is theirs whatever the draft length, as prompt work is; the rest is the step's. Where
-    `1 - exp(-m)` of the steps are ragged, with `m` prompts a step, the rest is the chance of two or more.
+    With f the share of steps that fresh prompts join, whose lengths are unequal, a plain step takes
+
+        T_uniform + P(two or more prompts) * (T_varlen - T_uniform),  P = f + (1 - f) * ln(1 - f)
+
+    as prompts arrive like Poisson's: f = 1 - exp(-m). First prompts come with every draft length, the more the more
+    answers end, so their price is the tokens', as prompt work is.
     """
     alone, two_or_more = without_prompts(shape), fresh_prompts
     if fresh_prompts < 1.0:
         two_or_more += (1.0 - fresh_prompts) * np.log(1.0 - fresh_prompts)
     even_s = decode_s(costs, alone, 0.0)
-    seconds = even_s + two_or_more * (pass_s(_ragged(costs, alone.n_batched), alone, 0.0) - even_s)
+    seconds = even_s + two_or_more * (pass_s(_varlen_row(costs, alone.n_batched), alone, 0.0) - even_s)
     return float(alone.n_requests / seconds) if seconds > 0.0 else 0.0
 
 
 @compiled
 def prompt_s(costs: Costs, shape: Shape, proposals: float, tokens: float) -> float:
-    """By how much so many `tokens` of prompts lengthen a step of `shape` that verifies `proposals`."""
+    """Seconds by which `tokens` of prompts lengthen a step of `shape` that verifies `proposals`."""
     longer = Shape(
         shape.n_context, shape.n_batched + tokens, shape.n_requests, shape.n_context_query, shape.n_prompt + tokens
     )
     seconds = decode_s(costs, longer, proposals) - decode_s(costs, shape, proposals)
-    return float(max(seconds, costs.target[RAGGED, BATCHED] * tokens))
+    return float(max(seconds, costs.target[VARLEN, BATCHED] * tokens))
 
 
 @compiled
@@ -100,49 +103,49 @@ def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int) -> None:
 @compiled
 def price(
     costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int, fresh_prompts: float,
-    everybody: bool,
+    all_propose: bool,
 ) -> Price:  # fmt: skip
     """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them.
 
-    A step is ragged where it holds a prompt, and with proposals where a request has none. One request alone is even.
+    Lengths are unequal if the step holds a prompt, and with proposals if a request has none. One request is uniform.
 
     context: (N,), cached tokens of the requests whose nodes are priced. read_s: what a verified token costs in the
-    drafters' next first passes. goodput: measured, by the modelled one of plain decoding. fresh_prompts: how likely
-    the step holds prompts of requests that are not in `shape`. everybody: all that decode in it may have proposals.
+    drafters' next first passes. goodput: measured / modelled of plain decoding. fresh_prompts: how likely the step
+    holds prompts of requests that are not in `shape`. all_propose: every request that decodes in it may have proposals.
     """
     most = max(0, most)
     uneven, even = np.empty(most + 1), np.empty(most + 1)
     in_graph = int(max(0.0, min(most + 1.0, costs.graph - shape.n_batched + 1.0)))
-    _fill(uneven[:in_graph], costs.target[RAGGED], shape, 0)
+    _fill(uneven[:in_graph], costs.target[VARLEN], shape, 0)
     _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph)
     _fill(even[:in_graph], costs.target[UNIFORM], shape, 0)
-    ragged = 1.0 if shape.n_prompt > 0.0 else fresh_prompts
-    even[:in_graph] += ragged * (uneven[:in_graph] - even[:in_graph])
+    p_unequal = 1.0 if shape.n_prompt > 0.0 else fresh_prompts
+    even[:in_graph] += p_unequal * (uneven[:in_graph] - even[:in_graph])
     even[in_graph:] = uneven[in_graph:]
     uneven[0] = even[0]
-    if not everybody:
+    if not all_propose:
         even[1:] = uneven[1:]
     elif shape.n_requests == 1.0:
         uneven[:] = even
     node_s = np.empty(len(context))
     for i in range(len(context)):
-        node_s[i] = costs.target[RAGGED, QUERY] * context[i] / 1000 + read_s
+        node_s[i] = costs.target[VARLEN, QUERY] * context[i] / 1000 + read_s
     rate = _plain_rate(costs, shape, fresh_prompts) * goodput
-    first_s = token_s(_ragged(costs, shape.n_batched), shape.n_batched)
+    first_s = token_s(_varlen_row(costs, shape.n_batched), shape.n_batched)
     return Price(uneven, even, node_s, rate, first_s)
 
 
 @compiled
 def read_tokens(context: int, budget: float) -> float:
-    """Of so many cached tokens of a request, those that a pass reads. budget: at most; 0: all."""
+    """Context tokens of a request that a pass reads. budget: most; 0: all."""
     return min(float(context), budget) if budget > 0.0 else float(context)
 
 
 @compiled
 def draft_columns(costs: Costs, context: Ints, prompts: float, widest: int) -> tuple[Floats, Floats, Floats]:
-    """Seconds: (D,) of the first pass over a token a request, or a call, and over `prompts` tokens; (D, W) of each pass
-    more, by the width of the trees; (D,) of a token in a first pass, of those that read. Of the target itself, what a
-    pass takes without requests.
+    """Seconds: (D,) of the first pass over a token a request, or a call, and over `prompts` tokens; (D, W) of each
+    later pass, by the width of the trees; (D,) of a token in a first pass, for drafters that read. For the target
+    itself, what a pass takes without requests.
 
     context: (N,), cached tokens of the requests that decode.
     """
@@ -175,8 +178,8 @@ def is_block(costs: Costs, d: int) -> bool:
 
 @compiled
 def _fed_s(costs: Floats, decoding: float, tokens: float) -> float:
-    """Seconds by which a first pass over `decoding` tokens grows with so many more: mostly above the knee, which a
-    token alone is not. costs: (2, 8) of a drafter."""
+    """Seconds by which a first pass over `decoding` tokens grows with `tokens` more, most of which are above the knee.
+    costs: (2, 8) of a drafter."""
     seconds = 0.0
     for cost in costs:
         bent = max(0.0, decoding + tokens - cost[KNEE]) - max(0.0, decoding - cost[KNEE])
@@ -212,14 +215,15 @@ def later_pass(context: float, requests: float, width: float) -> Shape:
 
 @compiled
 def _above_s(cost: Floats, requests: int) -> float:
-    """A request's part of what tokens above the knee cost, where all ask: who asks is not known yet. cost: (8,)"""
+    """A request's part of what tokens above the knee cost if all requests ask, as it is not known yet which do. cost:
+    (8,)"""
     return float(cost[ABOVE] * max(0.0, requests - cost[KNEE]) / max(1, requests))
 
 
 @compiled
 def asking_s(costs: Costs, context: Ints) -> Floats:
-    """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
-    drafters that run over the whole batch anyway. (0, 0) where all do."""
+    """(D, N): seconds by which a request of `context` (N,) tokens lengthens each pass that it asks for; 0 for drafters
+    that run over the whole batch anyway. (0, 0) if all do."""
     apart = (costs.budgets > 0.0) & ~costs.reads
     if not apart.any():
         return np.zeros((0, 0))

@@ -86,29 +86,29 @@ def choose(pool: Pool) -> Choice:
     for one drafter where a verified token costs the same however many there are. Gains of several overlap and their
     passes add up, so what a further one adds falls: a plan that no single move improves is seldom far from the best.
     """
-    return Choice(*best_choice(pool, variants(pool.passes, pool.stands_in, pool.beams.widest)))
+    return best_choice(pool, variants(pool.passes, pool.stands_in, pool.beams.widest), False, 1.0)
 
 
 @compiled
-def best_choice(pool: Pool, weighed: Variants) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float]:
-    """The fields of `Choice` but the last two."""
+def best_choice(pool: Pool, weighed: Variants, holes: bool, goodput: float) -> Choice:
+    """holes, goodput: see `Choice`."""
     price, for_slo, (drafters, _, requests) = pool.price, bool(pool.need.behind.any()), pool.paths.shape
-    plain = float(-price.rate * price.ragged_s[0])
+    plain = float(-price.rate * price.varlen_s[0])
     passes, widths = np.zeros(drafters, np.int64), np.ones(drafters, np.int64)
     asked = np.full((2, requests), NOBODY)
     if pool.paths.size == 0 or not pool.longest:
-        return passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0
+        return Choice(passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0, holes, goodput)
     drafter, width = weighed.drafter, weighed.width
     best, lengths, who, drafts_s = _choose(pool, weighed)
     if not lengths.max() or (not for_slo and best.value <= plain):
-        return passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0
-    spent = price.rate * (best.step_s - price.ragged_s[0])
+        return Choice(passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0, holes, goodput)
+    spent = price.rate * (best.step_s - price.varlen_s[0])
     for v in np.flatnonzero(lengths):
         passes[drafter[v]], widths[drafter[v]] = lengths[v], width[v]
     for rank in range(2):
         for i in range(requests):
             asked[rank, i] = drafter[who[rank, i]] if who[rank, i] != NOBODY else NOBODY
-    return passes, widths, asked, best.value, plain, for_slo, True, drafts_s, spent
+    return Choice(passes, widths, asked, best.value, plain, for_slo, True, drafts_s, spent, holes, goodput)
 
 
 class _Best(NamedTuple):
@@ -118,17 +118,24 @@ class _Best(NamedTuple):
     step_s: float
 
 
+class _Chosen(NamedTuple):
+    best: _Best
+    lengths: Ints
+    """(V,): the longest proposal that any request wants of each variant."""
+    order: Ints
+    """(2, N): variants that each request uses first and next."""
+    drafts_s: float
+
+
 @compiled
-def _choose(pool: Pool, variants: Variants) -> tuple[_Best, Ints, Ints, float]:
-    """The best choice, (V,) the longest proposal that is asked of each variant, (2, N) whom each request asks,
-    and seconds of the drafts."""
+def _choose(pool: Pool, variants: Variants) -> _Chosen:
     (_, positions, requests), drafter, models = pool.paths.shape, variants.drafter, variants.models
     share = Share(
         np.zeros((3, len(drafter), positions + 1, requests)), np.full(len(drafter), np.nan),
-        wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64),
+        wanted(pool.need, pool.price.varlen_s[0]), np.empty((2, requests), np.int64),
         whole_chains(pool.paths, pool.offers), np.empty((5, requests)),
     )  # fmt: skip
-    weigh_uniform = bool((pool.price.uniform_s < pool.price.ragged_s).any())
+    weigh_uniform = bool((pool.price.uniform_s < pool.price.varlen_s).any())
     best = _Best(np.zeros(len(drafter), np.int64), False, -np.inf, 0.0)
     for _ in range(MOST_MOVES * len(drafter)):
         moves = one_drafter_moves(best.passes, best.uniform, variants, pool.longest, positions, weigh_uniform)
@@ -137,7 +144,7 @@ def _choose(pool: Pool, variants: Variants) -> tuple[_Best, Ints, Ints, float]:
             break
     _best(pool, variants, Candidates(best.passes.reshape(1, -1), np.full(1, best.uniform)), share)
     lengths = longest(share, models, best.passes, pool.scores_placeholders)
-    return best, lengths, share.who, _drafts_s(pool, variants, lengths, share.who)
+    return _Chosen(best, lengths, share.who, _drafts_s(pool, variants, lengths, share.who))
 
 
 @compiled
@@ -147,7 +154,7 @@ def _best(pool: Pool, variants: Variants, moves: Candidates, share: Share) -> _B
     rows, uniform = moves.rows, moves.uniform
     price, need, late = pool.price, pool.need, pool.need.behind.any()
     values, short, seconds = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), np.zeros(len(rows))
-    most = min(pool.budget, len(price.ragged_s) - 1)
+    most = min(pool.budget, len(price.varlen_s) - 1)
     for c in range(len(rows)):
         possible, next_s = _shared(pool, variants, rows[c], uniform[c], share)
         if not possible:
@@ -155,7 +162,7 @@ def _best(pool: Pool, variants: Variants, moves: Candidates, share: Share) -> _B
         tokens, none, nodes_s = proposals(share, price.node_s, next_s)
         if tokens > most:
             continue
-        target_s = price.uniform_s[int(tokens)] if uniform[c] else expected_s(price.ragged_s, tokens, none)
+        target_s = price.uniform_s[int(tokens)] if uniform[c] else expected_s(price.varlen_s, tokens, none)
         step_s = _drafts_s(pool, variants, rows[c], share.who) + target_s
         seconds[c] = step_s + nodes_s
         values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)

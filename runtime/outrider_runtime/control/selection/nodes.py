@@ -39,9 +39,9 @@ def select(
     for m in range(len(paths)):
         scores[m] = paths[m] - price.rate * price.node_s[request[m]]
     taken, gain, candidates = _candidates(scores, forced, price)
-    longest_s = max(longest_s, price.ragged_s[taken])
+    longest_s = max(longest_s, price.varlen_s[taken])
     length, even = _best_length(scores, paths, request, depth, forced, price, budget, longest_s)
-    ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.ragged_s) - 1) - taken)]
+    ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.varlen_s) - 1) - taken)]
     count, ragged = _best_count(ranked, gain, taken, price, longest_s)
     if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
         return Selection(depth <= length, even)
@@ -54,7 +54,7 @@ def select(
 @compiled
 def _candidates(scores: Floats, forced: Bools, price: Price) -> tuple[int, float, Floats]:
     """Nodes forced, what they gain, and the scores of the others that may be worth the least that a token costs."""
-    seconds, rate, least_s = price.ragged_s, price.rate, np.inf
+    seconds, rate, least_s = price.varlen_s, price.rate, np.inf
     for more in range(1, len(seconds)):
         least_s = min(least_s, seconds[more] - seconds[more - 1])
     taken, gain, kept, count = 0, 0.0, np.empty(len(scores)), 0
@@ -71,7 +71,7 @@ def _candidates(scores: Floats, forced: Bools, price: Price) -> tuple[int, float
 @compiled
 def _best_count(ranked: Floats, gain: float, taken: int, price: Price, longest_s: float) -> tuple[int, float]:
     """How many of the ranked scores to take beside what is taken, and what all is worth."""
-    seconds, rate = price.ragged_s, price.rate
+    seconds, rate = price.varlen_s, price.rate
     best, value = 0, worth(gain, seconds[taken], rate)
     for count in range(1, len(ranked) + 1):
         gain += ranked[count - 1]

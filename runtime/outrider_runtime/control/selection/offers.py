@@ -124,7 +124,7 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]
     )
     this_step_s = step_times.decode_s(costs, this_step(batch), 0.0) + now.drafts_s
-    need = _need(batch, rows, paths, this_step_s, price.ragged_s[0] + now.drafts_s, now, wider)
+    need = _need(batch, rows, paths, this_step_s, price.varlen_s[0] + now.drafts_s, now, wider)
     for d in range(len(paths)):
         for n in range(len(rows)):
             if not served(batch.missing[d, rows[n]], closed[d, rows[n]], now.needs_kv[d]):
