@@ -72,7 +72,7 @@ class DraftKV:
         nothing = nothing_fed(batch)
         choice = self._choices.best(batch, nothing)
         self._since_look += 1
-        if not choice.holes or self._evidence.trials.off:
+        if not choice.has_gaps or self._evidence.trials.off:
             self.look(choice)
             return choice, nothing
         if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self._catches_up].any():
@@ -86,7 +86,7 @@ class DraftKV:
 
     def look(self, choice: Choice) -> None:
         """One decision by goodput, as it would be if no cache had a hole."""
-        if choice.asked.shape[1] and not choice.for_slo and not self._evidence.trials.off:
+        if choice.drafter_order.shape[1] and not choice.for_slo and not self._evidence.trials.off:
             _look(self._idle, choice.passes)
 
     def _closing(self, batch: Batch, choice: Choice) -> Ints:
@@ -125,7 +125,7 @@ class DraftKV:
         run anyway, and all together would not pay for the passes.
         """
         feed = np.zeros(costs.shape, np.int64)
-        asks = (whole.asked[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self._catches_up[
+        asks = (whole.drafter_order[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self._catches_up[
             :, None
         ]  # (D, N)
         wanted = asks & self.holes(batch, rows)

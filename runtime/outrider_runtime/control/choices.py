@@ -19,7 +19,7 @@ from outrider_runtime.control.settings import InForce, Settings
 from outrider_runtime.control.slo import UnderWay
 
 EXCESS, DINKELBACH_STEPS = 1.05, 2
-"""By how much lambda may be above what the best choice gives; steps down to that."""
+"""Most lambda / what the best choice gives; steps down to that."""
 
 
 class Choices:

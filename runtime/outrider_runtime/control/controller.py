@@ -34,7 +34,7 @@ from outrider_runtime.control.verify import Verify
 
 
 class Controller:
-    """One per engine. Not thread-safe: whoever calls it from several threads holds a lock (`loop.ControlLoop.lock`)."""
+    """One per engine. Not thread-safe: callers hold a lock (`loop.ControlLoop.lock`)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Controller:
 
     def configure(self, hot: HotSettings) -> None:
         """Put new settings in force from the next decision on; what was learned stays."""
-        if [one.name for one in hot.slo_classes] != [one.name for one in self.settings.hot.slo_classes]:
+        if _class_names(hot) != _class_names(self.settings.hot):
             self._evidence.acceptance.set_classes(len(hot.slo_classes))
         if hot.arms != self.settings.hot.arms:
             self._arms = None
@@ -108,7 +108,7 @@ class Controller:
         self._settle()
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
-        """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
+        """A profile was loaded or changed; online corrections start again. None: learn every cost."""
         self._evidence.replace_latency(latency)
 
     def suspend(self, drafter: str, reason: str) -> None:
@@ -164,7 +164,7 @@ class Controller:
         return fed_blocks(self.settings, self._force)
 
     def weighed(self, batch: Batch) -> Weighed | None:
-        """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""
+        """What decides about `batch`, as given to `plan_draft`; None if no request can be drafted for."""
         return self._propose.weighed(batch)
 
     @property
@@ -181,7 +181,7 @@ class Controller:
         self._arms.settle(self.settings, self._suspended, self._pinned)
 
     def _number(self, drafter: str | None) -> int:
-        names = [one.name for one in self.settings.drafters]
+        names = [entry.name for entry in self.settings.drafters]
         if drafter not in names:
             raise ValueError(f"drafter {drafter!r} is not in the pool {names}")
         return names.index(drafter)
@@ -198,3 +198,7 @@ class Controller:
             return Reason.NOT_WORTH_IT if tally.steps >= LEAST_STEPS else Reason.MEASURING
         measured = self._evidence.trials.speedup.counts.probes >= LEAST_PROBES or self.settings.hot.mode is Mode.STATIC
         return Reason.PAYS if measured else Reason.MEASURING
+
+
+def _class_names(hot: HotSettings) -> list[str]:
+    return [slo_class.name for slo_class in hot.slo_classes]

@@ -1,4 +1,4 @@
-"""What to propose at the end of a step: who runs how far, who asks whom, who is fed with what."""
+"""The draft plan at the end of a step: which drafters run how far, for which requests, and what they are fed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.selection.drafters import Choice, nobody
+from outrider_runtime.control.selection.drafters import Choice, plain_choice
 from outrider_runtime.control.selection.offers import Pool, can_ask
 from outrider_runtime.control.settings import DraftPrefill, InForce, Settings
 from outrider_runtime.control.slo import UnderWay
@@ -33,7 +33,7 @@ class Propose:
         self._kv = DraftKV(settings, evidence, self._choices, under_way)
 
     def settle(self, force: InForce) -> None:
-        """From the next decision on."""
+        """Put settings in force from the next decision on."""
         self.force = self._choices.force = force
 
     @property
@@ -46,7 +46,7 @@ class Propose:
         return self._closed_loop_plan(batch) if self.force.chooses else self._fixed_plan(batch)
 
     def weighed(self, batch: Batch) -> Weighed | None:
-        """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""
+        """What decides about `batch`, as given to `plan_draft`; None if no request can be drafted for."""
         rows, pool = self._choices.pool(batch)
         if not len(rows):
             return None
@@ -55,12 +55,12 @@ class Propose:
         return Weighed(pool.price.token_s, pool.price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan:
-        """The plan where nothing is to be chosen: nobody can be asked, a pin, or Static."""
+        """The plan where nothing is to be chosen: no drafter can run, a pin, or Static."""
         pin = self.force.pinned
         if pin is not None and pin.draft_tokens and self.force.usable[pin.drafter]:
             return self._plan_for_one(batch, pin.draft_tokens, pin.drafter, Purpose.FIXED, pin.width)
         if pin is not None or self.force.silent or not self.force.usable.any():
-            return self._nobody_runs(batch)
+            return self._nothing_runs(batch)
         return self._plan_for_one(batch, self.force.most_tokens, self.force.first, Purpose.FIXED)
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
@@ -73,11 +73,11 @@ class Propose:
             return self._plan(batch, self._nothing(choice), Purpose.PROBE)
         if trial is not None and self.force.usable[trial.drafter]:
             if speculating and not self._passes[trial.drafter]:
-                return self._plan(batch, self._asked_first(batch, choice, trial.drafter), Purpose.EXPLORE, closing)
+                return self._plan(batch, self._tried_first(batch, choice, trial.drafter), Purpose.EXPLORE, closing)
             return self._plan_for_one(batch, trial.draft_tokens, trial.drafter, Purpose.EXPLORE)
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
         if not speculating:
-            choice = self._nothing(choice)  # holes are closed all the same, step by step where they are long
+            choice = self._nothing(choice)  # gaps are fed all the same, step by step if they are long
         self._under_way.drafts_s, self._under_way.goodput = choice.drafts_s, choice.goodput
         return self._plan(batch, choice, purpose, closing)
 
@@ -86,7 +86,7 @@ class Propose:
         where that beats the choice or nothing is chosen."""
         acceptance, trials = self._evidence.acceptance, self._evidence.trials
         untried = self.force.usable & ~acceptance.met
-        if not trials.may_explore(eager=bool(untried.any())) or not choice.asked.shape[1]:
+        if not trials.may_explore(eager=bool(untried.any())) or not choice.drafter_order.shape[1]:
             return None
         if (choice.passes > 0)[self.force.usable].all():  # it tries them all
             trials.postpone()
@@ -105,19 +105,19 @@ class Propose:
             return None
         return trials.explore(drafter, int((pool.paths[drafter, 0] > 0).sum()))
 
-    def _asked_first(self, batch: Batch, choice: Choice, drafter: int) -> Choice:
-        """The choice with a drafter of one call before whoever some requests ask, where they do not ask it already: its
-        worth beside the others is seen so. A request with a gap in its cache does not ask."""
-        passes, requests = choice.passes.copy(), choice.asked.shape[1]
+    def _tried_first(self, batch: Batch, choice: Choice, drafter: int) -> Choice:
+        """The choice, in which some requests try a drafter of one call before the one that they would use: that shows
+        its worth together with the others. A request with a gap in its cache does not try it."""
+        passes, requests = choice.passes.copy(), choice.drafter_order.shape[1]
         passes[drafter] = self._choices.longest
-        first, second = choice.asked
+        first, second = choice.drafter_order
         gaps = self._kv.holes(batch, can_ask(Columns(*batch.columns)))[drafter]
         tries = self._evidence.trials.some_of(requests) & (first != drafter) & ~gaps
-        asked = np.stack([np.where(tries, drafter, first), np.where(tries, first, second)])
-        return choice._replace(passes=passes, asked=asked)
+        order = np.stack([np.where(tries, drafter, first), np.where(tries, first, second)])
+        return choice._replace(passes=passes, drafter_order=order)
 
     def _explorable(self, batch: Batch, rows: Ints, pool: Pool) -> Floats:
-        """The pool's paths, with those of requests whose hole is small enough to be closed for a trial."""
+        """The pool's paths, with those of requests whose gap is small enough to be fed for a trial."""
         small = self.force.usable[:, None] & ~self._kv.holes(batch, rows, SHORT_TOKENS)  # (D, N)
         return np.where(small[:, None] & (pool.paths == 0.0), 1e-9, pool.paths)
 
@@ -125,13 +125,13 @@ class Propose:
         """closing: (D, N), None: nothing."""
         closing = nothing_fed(batch) if closing is None else closing
         passes = np.minimum(choice.passes, self._most)
-        asked, fed = _carried_out(
-            batch.columns, passes, choice.asked, closing, self._kv.columns, self.force.usable, self._always
+        order, fed = _carried_out(
+            batch.columns, passes, choice.drafter_order, closing, self._kv.columns, self.force.usable, self._always
         )
-        return DraftPlan(passes, choice.widths, asked, fed, purpose)
+        return DraftPlan(passes, choice.widths, order, fed, purpose)
 
-    def _nobody_runs(self, batch: Batch) -> DraftPlan:
-        """Whatever `draftPrefill` says: who is switched off must not be run."""
+    def _nothing_runs(self, batch: Batch) -> DraftPlan:
+        """The plan of an engine whose drafters are switched off: none runs, whatever `draftPrefill` says."""
         passes = np.zeros(len(self._drafters), np.int64)
         return DraftPlan(passes, passes + 1, np.full((1, len(batch)), NOBODY), nothing_fed(batch), Purpose.FIXED)
 
@@ -144,18 +144,18 @@ class Propose:
         if self._drafters[drafter].needs_kv:
             missing = batch.missing[drafter]
             closable = served & (missing <= SHORT_TOKENS) if purpose is Purpose.EXPLORE else served
-            # A hole longer than a step's tokens is closed in parts, and its request is served when the last one is.
+            # A gap longer than a step's tokens is fed in parts, and its request is served when the last one is.
             closes[drafter] = np.where(closable, np.minimum(missing, batch.token_budget), 0)
             served = closable & (missing <= batch.token_budget)
         passes = np.zeros(len(self._drafters), np.int64)
         passes[drafter] = min(draft_tokens, self._most[drafter]) * served.any()
         widths = np.ones_like(passes)
         widths[drafter] = width
-        asked = np.where(served & (passes[drafter] > 0), drafter, NOBODY)[None]
+        order = np.where(served & (passes[drafter] > 0), drafter, NOBODY)[None]
         fed = feed(batch.missing, batch.prompt, passes, closes, self._kv.columns, self.force.usable, self._always)
-        if purpose is Purpose.FIXED:  # nobody weighs it, so a long prompt is read chunk by chunk
+        if purpose is Purpose.FIXED:  # it is not weighed, so a long prompt is read chunk by chunk
             fed[drafter] = np.where(batch.prompt > 0, batch.missing[drafter], fed[drafter])
-        return DraftPlan(passes, widths, asked, fed, purpose)
+        return DraftPlan(passes, widths, order, fed, purpose)
 
     @property
     def _always(self) -> bool:
@@ -163,18 +163,18 @@ class Propose:
 
     def _nothing(self, choice: Choice) -> Choice:
         """k = 0 for the same requests."""
-        return nobody(len(self._drafters), choice.asked.shape[1])
+        return plain_choice(len(self._drafters), choice.drafter_order.shape[1])
 
 
 @compiled
 def _carried_out(
-    columns: tuple[Any, ...], passes: Ints, asked: Ints, closing: Ints, kv: tuple[Ints, Bools, Bools], usable: Bools,
+    columns: tuple[Any, ...], passes: Ints, order: Ints, closing: Ints, kv: tuple[Ints, Bools, Bools], usable: Bools,
     always: bool,
 ) -> tuple[Ints, Ints]:  # fmt: skip
-    """Whom each request of the batch asks (2, N), and what drafters run over (D, N). asked: (2, n), of those that may
-    ask. columns: as `Columns`."""
+    """The drafters of each request (2, N), and what drafters run over (D, N). order: (2, n), for requests that may be
+    drafted for. columns: as `Columns`."""
     batch = Columns(*columns)
     every, rows = np.full((2, len(batch.slot)), NOBODY), can_ask(batch)
     for n in range(len(rows)):
-        every[0, rows[n]], every[1, rows[n]] = asked[0, n], asked[1, n]
+        every[0, rows[n]], every[1, rows[n]] = order[0, n], order[1, n]
     return every, feed(batch.missing, batch.prompt, passes, closing, kv, usable, always)

@@ -71,7 +71,7 @@ def test_block_gap_asks_for_no_second_look() -> None:
     missing[0, 0] = GAP_TOKENS
     choice, closing = controller(BLOCK)._propose._kv.close(decoding(missing))
     assert choice.passes[0] > 0, "the requests without a gap are served"
-    assert not choice.holes
+    assert not choice.has_gaps
     assert not closing.any()
 
 
@@ -81,8 +81,8 @@ def test_trial_spares_a_block_drafter_its_gaps() -> None:
     missing[1, : REQUESTS - 1] = GAP_TOKENS
     propose, batch = controller(MODEL, BLOCK)._propose, decoding(missing)
     choice, _ = propose._kv.close(batch)
-    tries = propose._asked_first(batch, choice._replace(asked=np.zeros((2, REQUESTS), np.int64)), 1)
-    assert tries.asked[0].tolist() == [0] * (REQUESTS - 1) + [1]
+    tries = propose._tried_first(batch, choice._replace(drafter_order=np.zeros((2, REQUESTS), np.int64)), 1)
+    assert tries.drafter_order[0].tolist() == [0] * (REQUESTS - 1) + [1]
 
 
 def test_length_is_cut_to_the_block() -> None:

@@ -176,7 +176,7 @@ def test_block_drafter_stands_in_behind_a_lookup():
     paths, offers = np.array([[[0.9, 0.8, 0.7]] * 4, [[0.7, 0.5, 0.4]] * 4]), np.array([[0.3] * 3, [1.0] * 3])
     options = pool(paths, [False, False], offers=offers, stands_in=np.array([False, True]), token=0.01, first=0.01)
     for scheduling in (options, options._replace(scores_placeholders=True)):
-        assert choose(scheduling).asked.tolist() == [[0] * 4, [1] * 4]
+        assert choose(scheduling).drafter_order.tolist() == [[0] * 4, [1] * 4]
 
 
 def test_block_drafter_fills_a_uniform_step_in_part():
@@ -205,7 +205,7 @@ def test_k_0_is_always_there_and_wins_a_tie(one):
     assert choice.value >= choice.plain_value
     if choice.gain == 0.0:
         assert not choice.passes.any()
-        assert (choice.asked == NOBODY).all()
+        assert (choice.drafter_order == NOBODY).all()
 
 
 @given(pools(models=3, lookups=0))
@@ -230,7 +230,7 @@ def test_each_request_asks_whoever_suits_it_best():
     """Two models with equal costs: one knows code, the other chat. Both run, each for its own."""
     paths = np.array([[[0.9, 0.8, 0.7]] * 4 + [[0.1, 0.0, 0.0]] * 4, [[0.1, 0.0, 0.0]] * 4 + [[0.9, 0.8, 0.7]] * 4])
     choice = choose(pool(paths, [True, True], token=0.01))
-    assert choice.asked[0].tolist() == [0] * 4 + [1] * 4
+    assert choice.drafter_order[0].tolist() == [0] * 4 + [1] * 4
     assert (choice.passes == 3).all()
 
 
@@ -245,7 +245,7 @@ def test_where_a_lookup_finds_nothing_the_model_stands_in():
     paths = np.array([[[0.6, 0.4, 0.2]] * 4, [[0.95, 0.9, 0.85]] * 4])
     offers = np.array([[1.0] * 3, [0.3] * 3])
     choice = choose(pool(paths, [True, False], offers=offers, token=0.01, first=0.02))
-    assert choice.asked.tolist() == [[1] * 4, [0] * 4]
+    assert choice.drafter_order.tolist() == [[1] * 4, [0] * 4]
 
 
 def in_pieces(one: Pool) -> Pool:
@@ -262,7 +262,7 @@ def test_where_steps_of_equal_lengths_are_cheap_all_are_proposed_as_many():
     assert not choose(cheap._replace(price=dear)).passes.any()
     choice = choose(cheap)
     assert choice.passes.tolist() == [3]
-    assert choice.asked[0].tolist() == [0] * 4
+    assert choice.drafter_order[0].tolist() == [0] * 4
 
 
 def test_a_request_that_no_token_pays_for_is_proposed_as_many_as_the_others_where_that_keeps_the_step_even():
@@ -270,7 +270,7 @@ def test_a_request_that_no_token_pays_for_is_proposed_as_many_as_the_others_wher
     paths = np.array([[[0.8, 0.6, 0.4]] * 3 + [[0.04, 0.002, 0.0001]]])
     choice = choose(in_pieces(pool(paths, [True], token=0.05)))
     assert choice.passes.tolist() == [3]
-    assert choice.asked[0].tolist() == [0] * 4
+    assert choice.drafter_order[0].tolist() == [0] * 4
     paths[0, 3] = 0.0  # the drafter cannot serve it
     assert not choose(in_pieces(pool(paths, [True], token=0.05))).passes.any()
 
@@ -328,7 +328,7 @@ def test_whoever_is_behind_its_tpot_comes_before_goodput():
     paths[0, 1] = 0.0  # nothing may be proposed to the other: no even step is possible
     choice = choose(pool(paths, [True], token=0.5, rate=2.0, need=need))
     assert choice.for_slo
-    assert choice.asked[0].tolist() == [0, NOBODY]
+    assert choice.drafter_order[0].tolist() == [0, NOBODY]
 
 
 @given(
@@ -348,22 +348,22 @@ def test_a_model_that_is_dear_to_ask_is_not_asked_behind_a_lookup_that_seldom_mi
     paths = np.array([[[0.7, 0.5, 0.4]] * 2, [[0.9, 0.8, 0.7]] * 2])
     offers = np.array([[1.0] * 3, [0.9] * 3])
     one = pool(paths, [True, False], offers=offers, token=0.01, first=0.01, more=0.01)
-    assert choose(one).asked.tolist() == [[1, 1], [0, 0]]
+    assert choose(one).drafter_order.tolist() == [[1, 1], [0, 0]]
     choice = choose(one._replace(asking_s=np.array([[0.01, 0.3], [0.0, 0.0]])))
-    assert choice.asked.tolist() == [[1, 1], [0, NOBODY]]
+    assert choice.drafter_order.tolist() == [[1, 1], [0, NOBODY]]
 
 
 def test_of_equal_lengths_each_asks_the_model_that_is_worth_most_at_its_price():
     """Bug: what asking costs counted only where lengths are unequal."""
     paths = np.array([[[0.8, 0.6, 0.4]] * 2, [[0.7, 0.5, 0.3]] * 2])
     one = in_pieces(pool(paths, [True, True], token=0.01, first=0.01, more=0.01))
-    assert choose(one).asked[0].tolist() == [0, 0]
+    assert choose(one).drafter_order[0].tolist() == [0, 0]
     choice = choose(one._replace(asking_s=np.array([[0.3, 0.3], [0.01, 0.01]])))
-    assert choice.asked[0].tolist() == [1, 1]
+    assert choice.drafter_order[0].tolist() == [1, 1]
 
 
 def test_only_those_ask_whose_context_is_cheap_enough():
     paths = np.array([[[0.7, 0.5, 0.4]] * 4])
     asking_s = np.array([[0.05, 0.05, 0.9, 0.9]])
     choice = choose(pool(paths, [True], token=0.01, asking_s=asking_s))
-    assert choice.asked[0].tolist() == [0, 0, NOBODY, NOBODY]
+    assert choice.drafter_order[0].tolist() == [0, 0, NOBODY, NOBODY]

@@ -9,7 +9,7 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import ExecutionMode, Purpose
-from outrider_runtime.control.selection.drafters import nobody
+from outrider_runtime.control.selection.drafters import plain_choice
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
 
 from tests.unit.control import columns
@@ -117,7 +117,7 @@ def test_a_suspended_drafter_is_not_asked_though_its_exploration_goes_on() -> No
 
 
 def test_a_gate_is_forgotten_where_nothing_is_chosen() -> None:
-    loop, choice = profiled(HEAD), nobody(1, 1)
+    loop, choice = profiled(HEAD), plain_choice(1, 1)
     for _ in range(HOLD_LOOKS):
         loop._propose._kv.look(choice)
     assert loop.state().gated

@@ -202,8 +202,8 @@ def test_a_lookup_is_asked_first_where_the_model_behind_it_proposes_trees_and_th
         pass_s=np.concatenate([np.zeros((1, WIDTH)), pool.pass_s]), token_s=np.zeros(2), beams=beams,
     )  # fmt: skip
     found = choose(priced(both, 1e-6))
-    assert (found.asked[0] == first).all()
-    assert (found.asked[1] == (1 if first == 0 else NOBODY)).all()
+    assert (found.drafter_order[0] == first).all()
+    assert (found.drafter_order[1] == (1 if first == 0 else NOBODY)).all()
     assert found.widths.tolist() == [1, WIDTH]
 
 
@@ -219,7 +219,7 @@ def test_two_models_with_trees_are_weighed_with_each_other():
         beams=Beams(*(np.concatenate(pair) for pair in zip(one.beams, other.beams, strict=True))),
     )  # fmt: skip
     found = choose(both)
-    assert found.asked[0].tolist() == [0, 0, 1, 1]
+    assert found.drafter_order[0].tolist() == [0, 0, 1, 1]
     for d in range(2):
         alone = both.paths.copy()
         alone[1 - d] = 0.0
@@ -231,4 +231,4 @@ def test_requests_without_room_get_no_tree():
     paths = pool.paths.copy()
     paths[:, :, 1:] = 0.0
     found = choose(priced(pool._replace(paths=paths), 1e-6))
-    assert (found.asked[0] == [0, NOBODY, NOBODY, NOBODY]).all()
+    assert (found.drafter_order[0] == [0, NOBODY, NOBODY, NOBODY]).all()

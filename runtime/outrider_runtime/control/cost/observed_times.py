@@ -323,7 +323,7 @@ class StepTimes:
         """`beliefs` in plain tuples."""
 
     def learn(self, run: TargetRun) -> None:
-        """Where there is no profile: take over the best guess so far, before `observe_times` corrects it."""
+        """Take over the best guess so far, if there is no profile, before `observe_times` corrects it."""
         if not 0.0 < run.seconds <= LONGEST_PASS_S:
             return
         if not self._guesses:

@@ -1,4 +1,4 @@
-"""Which drafters run, how many passes each, how wide, and who asks whom: one joint choice.
+"""The joint choice of drafters: which run, how many passes each makes, how wide, and which requests use which.
 
 For each plan that the search looks at: what each request gains with the drafter that suits it best, less the fixed
 costs once. A lookup is one call however long, and a request that it finds nothing for is
@@ -36,7 +36,7 @@ from outrider_runtime.control.slo import shortfall, wanted
 from outrider_runtime.control.value import expected_s, worth
 
 EQUAL_SHORTFALL = 0.02
-"""Tokens a request; choices that leave those behind their TPOT as short as this are told apart by their worth."""
+"""Tokens a request; choices that leave requests behind their TPOT as short as this differ by their worth alone."""
 
 
 MOST_MOVES = 2
@@ -48,22 +48,22 @@ class Choice(NamedTuple):
     """(D,): tokens that each drafter proposes, of trees the depth; 0: it does not propose."""
     widths: Ints
     """(D,): of its trees; 1: a chain."""
-    asked: Ints
+    drafter_order: Ints
     """(2, N)"""
     value: float
     """`E[tokens] - lambda * T_step`, bonus tokens left out."""
     plain_value: float
-    """The same for k = 0."""
+    """`value` of k = 0."""
     for_slo: bool = False
     """Goodput alone might have chosen otherwise."""
     runs: bool = False
-    """Somebody proposes."""
+    """Some drafter proposes."""
     drafts_s: float = 0.0
     """Seconds of the drafts."""
     spent: float = 0.0
     """Tokens that lambda asks for the time by which it is longer than a step with k = 0."""
-    holes: bool = False
-    """Some draft model cannot be asked by some request, as its cache has a hole."""
+    has_gaps: bool = False
+    """Some draft model cannot propose for some request, as its cache has a gap."""
     goodput: float = 1.0
     """Lambda that it was weighed with, by the goodput of plain decoding."""
 
@@ -73,7 +73,7 @@ class Choice(NamedTuple):
         return self.value - self.plain_value
 
 
-def nobody(drafters: int, requests: int) -> Choice:
+def plain_choice(drafters: int, requests: int) -> Choice:
     """k = 0."""
     none = np.zeros(drafters, np.int64)
     return Choice(none, none + 1, np.full((2, requests), NOBODY), 0.0, 0.0)
@@ -90,25 +90,26 @@ def choose(pool: Pool) -> Choice:
 
 
 @compiled
-def best_choice(pool: Pool, weighed: Variants, holes: bool, goodput: float) -> Choice:
-    """holes, goodput: see `Choice`."""
+def best_choice(pool: Pool, weighed: Variants, has_gaps: bool, goodput: float) -> Choice:
+    """has_gaps, goodput: see `Choice`."""
     price, for_slo, (drafters, _, requests) = pool.price, bool(pool.need.behind.any()), pool.paths.shape
     plain = float(-price.rate * price.varlen_s[0])
     passes, widths = np.zeros(drafters, np.int64), np.ones(drafters, np.int64)
-    asked = np.full((2, requests), NOBODY)
+    order = np.full((2, requests), NOBODY)
     if pool.paths.size == 0 or not pool.longest:
-        return Choice(passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0, holes, goodput)
+        return Choice(passes, widths, order, plain, plain, for_slo, False, 0.0, 0.0, has_gaps, goodput)
     drafter, width = weighed.drafter, weighed.width
-    best, lengths, who, drafts_s = _choose(pool, weighed)
+    best, lengths, variant_order, drafts_s = _choose(pool, weighed)
     if not lengths.max() or (not for_slo and best.value <= plain):
-        return Choice(passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0, holes, goodput)
+        return Choice(passes, widths, order, plain, plain, for_slo, False, 0.0, 0.0, has_gaps, goodput)
     spent = price.rate * (best.step_s - price.varlen_s[0])
     for v in np.flatnonzero(lengths):
         passes[drafter[v]], widths[drafter[v]] = lengths[v], width[v]
     for rank in range(2):
         for i in range(requests):
-            asked[rank, i] = drafter[who[rank, i]] if who[rank, i] != NOBODY else NOBODY
-    return Choice(passes, widths, asked, best.value, plain, for_slo, True, drafts_s, spent, holes, goodput)
+            v = variant_order[rank, i]
+            order[rank, i] = drafter[v] if v != NOBODY else NOBODY
+    return Choice(passes, widths, order, best.value, plain, for_slo, True, drafts_s, spent, has_gaps, goodput)
 
 
 class _Best(NamedTuple):
@@ -203,15 +204,16 @@ def _fill(pool: Pool, variants: Variants, v: int, token_s: float, share: Share) 
 
 
 @compiled
-def _drafts_s(pool: Pool, variants: Variants, passes: Ints, who: Ints) -> float:
-    """Seconds of the passes, and what requests add to each pass of whom they ask. who: (2, N), see `Share`."""
+def _drafts_s(pool: Pool, variants: Variants, passes: Ints, order: Ints) -> float:
+    """Seconds of the passes, and what requests add to each pass of the variants that they use. order: (2, N), see
+    `Share.who`."""
     seconds, asking_s = 0.0, 0.0
     for v in range(len(passes)):
         if passes[v] > 0:
             d = variants.drafter[v]
             seconds += pool.first_s[d] + (passes[v] - 1) * pool.pass_s[d, variants.width[v] - 1]
     if pool.asking_s.size:
-        for i in range(who.shape[1]):
-            for v in who[:, i]:
+        for i in range(order.shape[1]):
+            for v in order[:, i]:
                 asking_s += passes[v] * pool.asking_s[variants.drafter[v], i] if v != NOBODY else 0.0
     return seconds + asking_s
