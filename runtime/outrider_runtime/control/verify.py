@@ -184,10 +184,11 @@ def _best(
     budget = room(base, limits.token_budget, limits.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
     read_s = step_times.read_s(costs, draft_lengths, alone.n_requests)
-    price = step_times.price(costs, base, batch.context, read_s, limits.goodput, most, limits.fresh_prompts, True)
+    node_s = step_times.node_s(costs, batch.context, read_s)
+    price = step_times.price(costs, base, node_s, limits.goodput, most, limits.fresh_prompts, True)
     nodes = select(paths, request, depth, price, budget, nothing, np.inf).nodes
     if base.n_prompt > 0.0:
-        price = step_times.price(costs, alone, batch.context, read_s, limits.goodput, most, limits.fresh_prompts, True)
+        price = step_times.price(costs, alone, node_s, limits.goodput, most, limits.fresh_prompts, True)
     step_s = price.varlen_s[min(nodes.sum(), most)] + limits.drafts_s
     if not anyone_late(batch, limits.tpots_s, step_s):
         return nodes, False, nothing

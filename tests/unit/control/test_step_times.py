@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
 from outrider_runtime.control.cost.observed_times import ROWS, Drafting, StepTimes, TargetRun, observe_times
-from outrider_runtime.control.cost.step_times import asking_s, draft_columns, feeding_s
+from outrider_runtime.control.cost.step_times import asking_s, draft_columns, feeding_s, node_s
 from outrider_runtime.control.cost.step_times import price as price_of
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
@@ -32,7 +32,8 @@ def decoding(requests: int, context: int = 1000) -> Shape:
 def price(one: StepTimes, requests: int, most: int = 100, *, verify: int | None = None, fresh_prompts: float = 0.0):
     """Of decoding requests, `verify` of which may have proposals: all, unless it says otherwise."""
     context = np.zeros(requests if verify is None else verify, np.int64)
-    return price_of(one.costs, decoding(requests), context, 0.0, 1.0, most, fresh_prompts, len(context) == requests)
+    extra_s = node_s(one.costs, context, 0.0)
+    return price_of(one.costs, decoding(requests), extra_s, 1.0, most, fresh_prompts, len(context) == requests)
 
 
 def draft_s(one: StepTimes, requests: int, passes: int) -> float:

@@ -101,17 +101,25 @@ def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int) -> None:
 
 
 @compiled
+def node_s(costs: Costs, context: Ints, read_s: float) -> Floats:
+    """(N,): see `Price`. context: (N,), cached tokens of the requests whose nodes are priced. read_s: seconds that a
+    verified token takes in the drafters' next first passes."""
+    seconds = np.empty(len(context))
+    for i in range(len(context)):
+        seconds[i] = costs.target[VARLEN, QUERY] * context[i] / 1000 + read_s
+    return seconds
+
+
+@compiled
 def price(
-    costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int, fresh_prompts: float,
-    all_propose: bool,
-) -> Price:  # fmt: skip
+    costs: Costs, shape: Shape, node_s: Floats, goodput: float, most: int, fresh_prompts: float, all_propose: bool
+) -> Price:
     """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them.
 
     Lengths are unequal if the step holds a prompt, and with proposals if a request has none. One request is uniform.
 
-    context: (N,), cached tokens of the requests whose nodes are priced. read_s: what a verified token costs in the
-    drafters' next first passes. goodput: measured / modelled of plain decoding. fresh_prompts: how likely the step
-    holds prompts of requests that are not in `shape`. all_propose: every request that decodes in it may have proposals.
+    goodput: measured / modelled of plain decoding. fresh_prompts: how likely the step holds prompts of requests that
+    are not in `shape`. all_propose: every request that decodes in it may have proposals.
     """
     most = max(0, most)
     uneven, even = np.empty(most + 1), np.empty(most + 1)
@@ -127,9 +135,6 @@ def price(
         even[1:] = uneven[1:]
     elif shape.n_requests == 1.0:
         uneven[:] = even
-    node_s = np.empty(len(context))
-    for i in range(len(context)):
-        node_s[i] = costs.target[VARLEN, QUERY] * context[i] / 1000 + read_s
     rate = _plain_rate(costs, shape, fresh_prompts) * goodput
     first_s = token_s(_varlen_row(costs, shape.n_batched), shape.n_batched)
     return Price(uneven, even, node_s, rate, first_s)

@@ -40,7 +40,7 @@ def select(
         scores[m] = paths[m] - price.rate * price.node_s[request[m]]
     taken, gain, candidates = _candidates(scores, forced, price)
     longest_s = max(longest_s, price.varlen_s[taken])
-    length, even = _best_length(scores, paths, request, depth, forced, price, budget, longest_s)
+    length, even = _best_length(_Scored(scores, paths, request, depth, forced), price, budget, longest_s)
     ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.varlen_s) - 1) - taken)]
     count, ragged = _best_count(ranked, gain, taken, price, longest_s)
     if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
@@ -94,14 +94,23 @@ def _take(scores: Floats, nodes: Bools, least: float, count: int) -> None:
             count -= 1
 
 
+class _Scored(NamedTuple):
+    """Columns over nodes (M,): see `select`."""
+
+    scores: Floats
+    """Path less what the node costs beyond the target's price of a token."""
+    paths: Floats
+    request: Ints
+    depth: Ints
+    forced: Bools
+
+
 @compiled
-def _best_length(
-    scores: Floats, paths: Floats, request: Ints, depth: Ints, forced: Bools, price: Price, budget: int,
-    longest_s: float,
-) -> tuple[int, float]:  # fmt: skip
+def _best_length(proposed: _Scored, price: Price, budget: int, longest_s: float) -> tuple[int, float]:
     """The best k where every request verifies as many, k = 0 among them: all must have chains as long, and tokens left
     for them. Worth -inf where no such plan holds what is forced."""
     seconds, rate, requests = price.uniform_s, price.rate, len(price.node_s)
+    scores, paths, request, depth, forced = proposed
     deepest, least = 0, 0
     for m in range(len(depth)):
         deepest = max(deepest, depth[m])

@@ -117,8 +117,9 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
     taken = int(base.n_batched)  # by the step under way
     budget = room(base, now.token_budget, now.free_kv_tokens - taken)
     context, most = batch.context[rows], min(budget, len(rows) * now.longest)
-    everybody = len(rows) == int(base.n_requests)
-    price = step_times.price(costs, base, context, 0.0, now.goodput, most, now.fresh_prompts, everybody)
+    all_propose = len(rows) == int(base.n_requests)
+    node_s = step_times.node_s(costs, context, 0.0)
+    price = step_times.price(costs, base, node_s, now.goodput, most, now.fresh_prompts, all_propose)
     wider = beams(known.places, np.ascontiguousarray(known.hazards[:, :, ANY]), known.widest)
     first_s, pass_s, token_s = step_times.draft_columns(
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]
