@@ -169,7 +169,7 @@ class Controller:
 
     @property
     def _passes_by(self) -> bool:
-        return self._propose.gated if self._arms is None else self._arms.passes_by
+        return self._propose.passes_by if self._arms is None else self._arms.passes_by
 
     def _settle(self) -> None:
         self._force = self._verify.force = in_force(self.settings, self._suspended, self._pinned)

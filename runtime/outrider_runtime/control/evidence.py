@@ -137,7 +137,7 @@ def _believable(step_s: float, target_s: float, drafts_s: float) -> bool:
     return 0.0 < step_s < LONGEST_STEP_S and not step_s - drafts_s - target_s > LONGEST_OUTSIDE_S
 
 
-class FinishedStep(NamedTuple):
+class StepColumns(NamedTuple):
     """An `Outcome` as compiled code takes it: plain tuples, which a call unpacks faster."""
 
     batch: tuple[Any, ...]
@@ -182,8 +182,8 @@ class Taught(NamedTuple):
 
 @compiled
 def _observe(finished: tuple[Any, ...], memory: tuple[Any, ...]) -> Taught:
-    """Learn from a step. finished: `FinishedStep`; memory: `Memory`."""
-    step, known = FinishedStep(*finished), Memory(*memory)
+    """Learn from a step. finished: `StepColumns`; memory: `Memory`."""
+    step, known = StepColumns(*finished), Memory(*memory)
     batch, nodes, verdicts = Columns(*step.batch), Nodes(*step.nodes), Verdicts(*step.verdicts)
     plan, plain = Drafting(*step.drafting), PlainStep(np.nan, 0.0)
     ran = count(batch, nodes, verdicts, known.counters[0], known.counters[1])

@@ -37,7 +37,7 @@ class Propose:
         self.force = self._choices.force = force
 
     @property
-    def gated(self) -> bool:
+    def passes_by(self) -> bool:
         """Some drafter that could be fed is not, as it has not been chosen for a while."""
         return self.force.chooses and bool((self._kv.gated & self.force.usable).any())
 

@@ -111,7 +111,7 @@ class ArmPlanner:
     @property
     def passes_by(self) -> bool:
         """Some drafter that reads is not fed by an arm that has passed it over for a while."""
-        return any(arm.propose.gated for arm in self._arms)
+        return any(arm.propose.passes_by for arm in self._arms)
 
     # -- draft --------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def select(
     """The best set of nodes for the target to score; none of them is always among the candidates unless some are
     forced.
 
-    paths: (M,), probability that a node and all that it hangs on is accepted. request, depth: (M,). budget: most
+    paths: (M,), probability that a node and all nodes above it are accepted. request, depth: (M,). budget: most
     proposals that the step may hold. forced: (M,), subtrees that are scored whatever they are worth; they fit into the
     budget. longest_s: most seconds of the target's pass, unless the forced ones alone take longer.
     """
@@ -42,13 +42,13 @@ def select(
     longest_s = max(longest_s, price.varlen_s[taken])
     length, even = _best_length(_Scored(scores, paths, request, depth, forced), price, budget, longest_s)
     ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.varlen_s) - 1) - taken)]
-    count, ragged = _best_count(ranked, gain, taken, price, longest_s)
-    if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
+    count, varlen = _best_count(ranked, gain, taken, price, longest_s)
+    if even >= varlen:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
         return Selection(depth <= length, even)
     nodes = forced.copy()
     if count:
         _take(scores, nodes, ranked[count - 1], count)
-    return Selection(nodes, ragged)
+    return Selection(nodes, varlen)
 
 
 @compiled
@@ -70,14 +70,14 @@ def _candidates(scores: Floats, forced: Bools, price: Price) -> tuple[int, float
 
 @compiled
 def _best_count(ranked: Floats, gain: float, taken: int, price: Price, longest_s: float) -> tuple[int, float]:
-    """How many of the ranked scores to take beside what is taken, and what all is worth."""
+    """How many of the ranked scores to take in addition to what is taken, and what all is worth."""
     seconds, rate = price.varlen_s, price.rate
     best, value = 0, worth(gain, seconds[taken], rate)
     for count in range(1, len(ranked) + 1):
         gain += ranked[count - 1]
-        here = worth(gain, seconds[taken + count], rate)
-        if here > value and seconds[taken + count] <= longest_s:
-            best, value = count, here
+        value_so_far = worth(gain, seconds[taken + count], rate)
+        if value_so_far > value and seconds[taken + count] <= longest_s:
+            best, value = count, value_so_far
     return best, value
 
 
@@ -129,7 +129,7 @@ def _best_length(proposed: _Scored, price: Price, budget: int, longest_s: float)
         tokens = k * requests
         if tokens > budget or tokens >= len(seconds) or of_request[k].max() > 1 or of_request[k].min() == 0:
             break
-        here = worth(gain, seconds[tokens], rate)
-        if k >= least and here > value and seconds[tokens] <= longest_s:
-            best, value = k, here
+        value_so_far = worth(gain, seconds[tokens], rate)
+        if k >= least and value_so_far > value and seconds[tokens] <= longest_s:
+            best, value = k, value_so_far
     return best, value
