@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost.learned import LearnedCost
 from outrider_runtime.control.cost.model import (
     ABOVE,
     BATCHED,
@@ -35,6 +35,7 @@ from outrider_runtime.control.cost.model import (
     LatencyModel,
     Shape,
     StepCost,
+    pass_s,
     without_prompts,
 )
 from outrider_runtime.control.cost.step_times import VARLEN, Costs, decode_s, is_block, later_pass, read_tokens
@@ -63,14 +64,6 @@ MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
 """Guesses: a model's pass as a share of the target's, and a lookup's call."""
 BLOCK_FEED_SHARE = 0.1
 """Guess: feeding a block drafter, as a share of its pass; one projection against layers."""
-GUESSED_SHARES = {CONSTANT: 0.85, BATCHED: 0.1, CONTEXT: 0.05}
-"""Guess: terms of the first step observed. Its tokens are expensive enough to be careful, cheap enough to try."""
-GUESSED_CONTEXT = 1000.0
-"""Context tokens of a request that its share of the first step is taken to come from, at least."""
-GUESSED_KNEES = (256.0, 64.0, 16.0)
-"""Batched tokens above which tokens cost more. Without a profile each is learned with, and the best one is believed."""
-ERROR_KEPT = 0.97
-"""Weight of older errors after each step, of which a guess is judged by about 30."""
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
 """Rows of the target's cost."""
@@ -302,7 +295,7 @@ class StepTimes:
             np.array([float(drafter.kv_budget or 0) for drafter in settings.drafters]),
         )
         self._absurd = np.zeros(1 + len(settings.drafters), np.int64)
-        self._guesses: list[Guess] = []
+        self._learned = LearnedCost()
         self._begin(_rows(model.target))
 
     def _begin(self, target: Floats) -> None:
@@ -314,7 +307,7 @@ class StepTimes:
             profiled[d] = _draft_rows(drafter, self._profiled, target[VARLEN] if drafter.is_target else guess)
             priors[d] = _prior(2, is_guess=drafter.name not in self._profiled)
         drafts = _belief(profiled, priors)
-        self.beliefs = Beliefs(_belief(target, _prior(len(MODES), is_guess=self.learning)), drafts, self._absurd)
+        self.beliefs = Beliefs(_belief(target, _prior(len(MODES), is_guess=False)), drafts, self._absurd)
         self.costs = Costs(self.beliefs.target.costs, self._graph, drafts.costs, *self._traits)
         """The moment's; arrays that are kept in place."""
         self.columns = tuple(self.costs)
@@ -323,44 +316,15 @@ class StepTimes:
         """`beliefs` in plain tuples."""
 
     def learn(self, run: TargetRun) -> None:
-        """Take over the best guess so far, if there is no profile, before `observe_times` corrects it."""
-        if not 0.0 < run.seconds <= LONGEST_PASS_S:
-            return
-        if not self._guesses:
-            self._guesses = [_guess(run, knee) for knee in GUESSED_KNEES]
-            self._begin(self._guesses[0].belief.profiled.copy())
-            return
-        best = min(self._guesses, key=lambda guess: guess.error)
-        for column, of_best in zip(self.beliefs.target, best.belief, strict=True):
-            column[:] = of_best
-        for guess in self._guesses:
-            predicted_s = observe_target(guess.belief, run, self._absurd[:1].copy())
-            if predicted_s > 0.0:
-                error = (run.seconds / predicted_s - 1.0) ** 2
-                guess.error = ERROR_KEPT * guess.error + (1.0 - ERROR_KEPT) * error
-
-
-@dataclass(slots=True)
-class Guess:
-    """The target's cost with one knee."""
-
-    belief: Belief
-    error: float = 0.0
-    """Mean squared relative error of its predictions, the last ones first."""
-
-
-def _guess(run: TargetRun, knee: float) -> Guess:
-    shape = verifying(run.shape, run.scored_tokens)
-    counts = {
-        CONSTANT: 1.0,
-        BATCHED: max(1.0, shape.n_batched),
-        CONTEXT: max(shape.n_context, GUESSED_CONTEXT * shape.n_requests),
-    }
-    cost = np.zeros(TERMS)
-    for term, share in GUESSED_SHARES.items():
-        cost[term] = share * run.seconds / counts[term]
-    cost[ABOVE], cost[KNEE] = cost[BATCHED], knee
-    return Guess(_belief(np.tile(cost, (len(MODES), 1)), _prior(len(MODES), is_guess=True)))
+        """Learn the target's cost from its pass, where no profile says it."""
+        shape, absurd = verifying(run.shape, run.scored_tokens), self._absurd[:1].copy()  # `observe_times` counts it
+        predicted_s = pass_s(self.costs.target[run.row], shape, 0.0)
+        if _plausible(run.seconds, predicted_s, absurd) and self._learned.observe(shape, run.seconds):
+            drafts = self.beliefs.drafts
+            self._begin(_rows({ExecutionMode.RAGGED: self._learned.cost}))
+            self.beliefs.drafts.deviation[:], self.beliefs.drafts.covariance[:] = drafts.deviation, drafts.covariance
+            for draft in zip(*self.beliefs.drafts, strict=True):
+                _apply(Belief(*draft))
 
 
 def _finite(model: LatencyModel) -> LatencyModel:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from outrider_runtime.control.cost.fit import Form, Sample, fit
 from outrider_runtime.control.cost.model import Shape, StepCost
-from outrider_runtime.profiler.cost_fit import Form, Sample, fit
 
 TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
 
