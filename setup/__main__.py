@@ -17,6 +17,7 @@ def _cluster() -> None:
     binaries.kubernetes()
     binaries.helm()
     binaries.prometheus_operator_crds()
+    binaries.inference_pool_crd()
     system.prometheus()
 
 
