@@ -26,6 +26,7 @@ from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.patch import patched
+from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
 from outrider_operator.decide.pod_spec.volumes import model_volumes, scratch_volumes
 from outrider_operator.decide.pod_states import pods_of
 from outrider_operator.decide.profiling.job_outcome import pod_of
@@ -73,6 +74,8 @@ class Prefetch:
     is_due: bool
     """Must the wanted revision wait until the models are there?"""
     job: Object | None = None
+    has_begun: bool = False
+    """Does the Job's pod run, or has it succeeded?"""
     why_not_running: str = ""
     """What keeps the Job's pod from downloading, in a sentence; empty while it does."""
     is_program_missing: bool = False
@@ -95,8 +98,11 @@ class Prefetch:
     @property
     def has_failed(self) -> bool:
         """Failed with today's settings; with others it is tried again."""
-        is_same = self.job is not None and annotation(self.job, KEY_ANNOTATION) == f"{self.key}/{self.attempt}"
-        return is_same and self.job is not None and is_true(self.job, "Failed")
+        return self.is_of_these_settings and is_true(self.job or {}, "Failed")
+
+    @property
+    def is_of_these_settings(self) -> bool:
+        return self.job is not None and annotation(self.job, KEY_ANNOTATION) == f"{self.key}/{self.attempt}"
 
     @property
     def holds(self) -> bool:
@@ -127,6 +133,7 @@ def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -
         attempt=attempt_hash(spec, desired.image),
         is_due=_is_due(children, desired),
         job=job,
+        has_begun=text(pod, "status", "phase") in ("Running", "Succeeded"),
         why_not_running=_why_not_running(observed, pod),
         is_program_missing=any(integer(ending, "exitCode") in _NO_PROGRAM for ending in _endings(pod)),
         last_lines=_last_lines(pod),
@@ -144,8 +151,9 @@ def hub_models(spec: SpeculativeServiceSpec) -> list[ModelRef]:
 def plan_prefetch(
     observed: Observed, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch | None
 ) -> PrefetchPlan:
-    """The Job, made again if it is another one's, or failed with other settings. A complete one stays as the record
-    of what is on the claim: a change of anything else needs no download."""
+    """The Job, made again if it is another one's, or failed or waits with other settings.
+
+    A complete one stays as the record of what is on the claim: a change of anything else needs no download."""
     job = _own(observed.prefetch_jobs, observed.identity)
     if job is not None and is_being_deleted(job):
         return PrefetchPlan(requeue_after_s=2.0)
@@ -161,7 +169,10 @@ def plan_prefetch(
 
 
 def _is_worth_retry(prefetch: Prefetch) -> bool:
-    return prefetch.is_current and not prefetch.has_failed and is_true(prefetch.job or {}, "Failed")
+    """Have the settings changed since the Job failed, or before its pod found a node and its image?"""
+    if not prefetch.is_current or prefetch.is_complete or prefetch.is_of_these_settings:
+        return False
+    return is_true(prefetch.job or {}, "Failed") or not prefetch.has_begun
 
 
 def _is_due(children: Children, desired: DesiredState) -> bool:
@@ -239,17 +250,18 @@ def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredSta
 
 
 def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -> Object:
-    """A pod that needs the claim and no GPU: any node that the service tolerates may run it."""
+    """A pod that needs the claim and no GPU, on a node where serving pods may run: some claims bind a volume in the
+    zone of their first pod."""
     volumes = [*model_volumes(spec), *scratch_volumes()]
     downloader = {
         **container(spec, settings, DOWNLOADER, image, volumes),
         "command": ["outrider-prefetch"],
         "args": _arguments(spec),
+        "resources": resources_without_devices(spec),
     }
-    downloader.pop("resources", None)
     fields: Object = {
         **pod_fields(spec, settings, volumes),
-        "tolerations": [toleration.wire() for toleration in spec.accelerator.tolerations],
+        **scheduling(spec, products=[]),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 10,
         "containers": [downloader],

@@ -21,7 +21,7 @@ def gpus(accelerator: Accelerator, tensor_parallel_size: int) -> int:
 
 
 def scheduling(spec: SpeculativeServiceSpec, products: list[str], hostnames: Sequence[str] = ()) -> Object:
-    """The fields of a pod spec that choose its node: the user's, plus node affinity to the products.
+    """The fields of a pod spec that choose its node: the user's, plus node affinity to the products, if there are any.
 
     With `hostnames` the pod runs on one of these nodes or waits: no autoscaler adds a node of that name.
     """
@@ -42,6 +42,12 @@ def resources(spec: SpeculativeServiceSpec) -> Object:
         for block in ("limits", "requests"):
             fields[block] = {**fields.get(block, {}), spec.accelerator.resource_name: str(count)}
     return fields
+
+
+def resources_without_devices(spec: SpeculativeServiceSpec) -> Object:
+    """The user's requests and limits, which name no GPUs, without claims: for a pod that needs no device."""
+    fields = spec.pod_template.resources.wire() if spec.pod_template.resources else {}
+    return {name: field for name, field in fields.items() if name != "claims"}
 
 
 def claims_devices(spec: SpeculativeServiceSpec) -> bool:
@@ -113,7 +119,7 @@ def _tolerates(toleration: Object, key: str, value: str, effect: str) -> bool:
 def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str], hostnames: Sequence[str]) -> Object:
     """The user's affinity with product and nodes added to each node selector term: terms are alternatives."""
     affinity = {kind: rules for kind, rules in mapping(template.others, "affinity").items() if rules is not None}
-    labels = {} if accelerator.on_cpu else {accelerator.product_label: products}
+    labels = {accelerator.product_label: products} if products and not accelerator.on_cpu else {}
     labels |= {NODE_HOSTNAME: list(hostnames)} if hostnames else {}
     if not labels:
         return affinity

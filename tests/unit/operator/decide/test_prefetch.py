@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT, JOB, Object
@@ -22,6 +23,12 @@ def started(**spec: Any) -> World:
 
 def job(world: World) -> Object:
     return world.objects[JOB, NAME]
+
+
+def download_pod(phase: str) -> Object:
+    """The Job's pod."""
+    metadata = {"name": f"{NAME}-x", "labels": {"batch.kubernetes.io/job-name": NAME}}
+    return {"metadata": metadata, "status": {"phase": phase}}
 
 
 def revision(world: World) -> str:
@@ -59,9 +66,47 @@ def test_download_takes_no_gpu_and_no_product() -> None:
     """A GPU would stand idle while the network works."""
     world = started(accelerator={"products": ["NVIDIA-L4"], "tolerations": [{"key": "gpu", "operator": "Exists"}]})
     pod = job(world)["spec"]["template"]["spec"]
-    assert "resources" not in pod["containers"][0]
+    assert not pod["containers"][0]["resources"]
     assert "affinity" not in pod
     assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+
+
+def test_download_runs_where_serving_pods_may_run() -> None:
+    """A claim that waits for its first pod was bound in a zone in which no serving pod may run."""
+    zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["b"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    world = started(
+        accelerator={"products": ["NVIDIA-L4"], "nodeSelector": {"pool": "inference"}},
+        podTemplate={"affinity": affinity, "nodeSelector": {"disk": "fast"}},
+    )
+    pod = job(world)["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "inference", "disk": "fast"}
+    assert pod["affinity"] == affinity, "the product is no condition: its nodes may be full"
+
+
+def test_download_requests_cpu_and_memory_without_devices() -> None:
+    """A ResourceQuota refuses a pod that has no requests."""
+    amounts = {"cpu": "2", "memory": "8Gi"}
+    resources = {"requests": amounts, "limits": amounts, "claims": [{"name": "gpu"}]}
+    world = started(
+        accelerator={"products": ["NVIDIA-L4"]},
+        podTemplate={"resources": resources, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]},
+    )
+    pod = job(world)["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"requests": amounts, "limits": amounts}
+    assert "resourceClaims" not in pod
+
+
+@pytest.mark.parametrize(("phase", "is_made_again"), [("Pending", True), ("Running", False)])
+def test_changed_settings_reach_a_download_that_waits(phase: str, is_made_again: bool) -> None:
+    """A node selector that no node has kept the Job's pod waiting for ever, whatever the spec said later."""
+    world = started()
+    uid = job(world)["metadata"]["uid"]
+    world.job_pods[NAME] = download_pod(phase)
+    world.patch(podTemplate={"nodeSelector": {"disk": "fast"}})
+    world.settle()
+    assert (job(world)["metadata"]["uid"] != uid) is is_made_again
 
 
 def test_new_draft_is_downloaded_while_the_old_pods_serve() -> None:
