@@ -37,6 +37,7 @@ from bench.virtual_clock.engine import Stock, served
 RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
 SCREENING_SEEDS = 2
 LEAST_REQUESTS = 32
+POINTS_OF_A_PROCESS = 3  # vLLM's engines leave memory behind: a process had 10 GiB after six points
 AHEAD = 2  # points: their settings are screened while one is served, so that no process waits
 ADAPTIVE = "adaptive verification"
 PLAIN, BEST, OURS = "plain", "best static", "ours"
@@ -119,6 +120,13 @@ class JudgedPoint:
 
     def ratios(self, other: str) -> list[float]:
         return [theirs / ours for theirs, ours in zip(self.latency_s[other], self.latency_s[OURS], strict=True)]
+
+
+def judge_in_batches(points: Sequence[JudgePoint], seeds: int, processes: int) -> Iterator[JudgedPoint]:
+    """Judge the points in their order, each batch of them in processes of its own, so that memory is given back."""
+    for start in range(0, len(points), POINTS_OF_A_PROCESS):
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as executor:
+            yield from judge_points(points[start : start + POINTS_OF_A_PROCESS], seeds, executor)
 
 
 def judge_points(points: Sequence[JudgePoint], seeds: int, processes: Executor) -> Iterator[JudgedPoint]:
@@ -251,22 +259,32 @@ def read() -> list[JudgedPoint]:
     ]
 
 
+def _begins_with(judged: Sequence[JudgedPoint], seeds: int) -> bool:
+    """Whether `judged` are the first points, each with so many seeds."""
+    names = [judged_point.point for judged_point in judged]
+    has_seeds = all(len(judged_point.latency_s[OURS]) == seeds for judged_point in judged)
+    return has_seeds and names == [str(point) for point in POINTS[: len(judged)]]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--points", type=int, default=len(POINTS), help="only the first so many")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="go on after the points in results/judge.json")
     parser.add_argument("--tables", action="store_true", help="measure nothing: print what is there")
     options = parser.parse_args()
-    if options.tables and not RESULTS.exists():
-        parser.error(f"there is no {RESULTS}: run the judge without --tables first")
-    judged_points = read() if options.tables else []
+    if (options.tables or options.resume) and not RESULTS.exists():
+        parser.error(f"there is no {RESULTS}: run the judge without --tables and --resume first")
+    judged_points = read() if options.tables or options.resume else []
+    if options.resume and not _begins_with(judged_points, options.seeds):
+        parser.error(f"{RESULTS} holds other points or seeds: run the judge without --resume")
     if not options.tables:
-        with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
-            for judged_point in judge_points(POINTS[: options.points], options.seeds, processes):
-                judged_points.append(judged_point)
-                print(_line(judged_point), flush=True)
-                _write(judged_points, options.seeds)
+        points = POINTS[len(judged_points) : options.points]
+        for judged_point in judge_in_batches(points, options.seeds, options.processes):
+            judged_points.append(judged_point)
+            print(_line(judged_point), flush=True)
+            _write(judged_points, options.seeds)
     print("\n".join(table(judged_points)))
     return 0
 
