@@ -6,6 +6,7 @@ waits for their download; the one that runs serves on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -56,8 +57,10 @@ DOWNLOADER = "prefetch"
 """Name of the Job's container."""
 _RETRIES = 3
 _LAST_LINES = 3
-_NO_PROGRAM = (126, 127, 128)
+_NO_PROGRAM_CODES = frozenset({126, 127, 128})
 """Exit codes of a container whose command is not in its image."""
+_EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")
+"""The Job controller's words about a container that matched a rule of the Job's podFailurePolicy."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -
         job=job,
         has_begun=text(pod, "status", "phase") in ("Running", "Succeeded"),
         why_not_running=_why_not_running(observed, pod),
-        is_program_missing=any(integer(ending, "exitCode") in _NO_PROGRAM for ending in _endings(pod)),
+        is_program_missing=not _NO_PROGRAM_CODES.isdisjoint(_exit_codes(job, pod)),
         last_lines=_last_lines(pod),
         progress=observed.prefetch_progress,
         refused=next((refusal for refusal in observed.refusals if refusal.component == PREFETCH), None),
@@ -204,6 +207,14 @@ def _endings(pod: Object | None) -> list[Object]:
     return [ending for ending in ended if ending]
 
 
+def _exit_codes(job: Object | None, pod: Object | None) -> set[int]:
+    """Exit codes of the downloader. The Job keeps the one that ended it; its pod may be gone."""
+    failed = condition_of(job or {}, "Failed")
+    by_policy = failed.get("status") == "True" and text(failed, "reason") == "PodFailurePolicy"
+    said = _EXIT_CODE.search(text(failed, "message")) if by_policy else None
+    return {*(integer(ending, "exitCode") for ending in _endings(pod)), *([int(said[1])] if said else [])}
+
+
 def failure(prefetch: Prefetch) -> str:
     """Why the download failed, in a sentence."""
     why = prefetch.last_lines or text(condition_of(prefetch.job or {}, "Failed"), "message") or "no reason given"
@@ -236,7 +247,11 @@ def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredSta
                 "rules": [
                     {
                         "action": "FailJob",
-                        "onExitCodes": {"containerName": DOWNLOADER, "operator": "In", "values": list(_NO_PROGRAM)},
+                        "onExitCodes": {
+                            "containerName": DOWNLOADER,
+                            "operator": "In",
+                            "values": sorted(_NO_PROGRAM_CODES),
+                        },
                     },
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]

@@ -164,6 +164,22 @@ def test_image_of_an_earlier_release_lets_pods_download() -> None:
     assert (DEPLOYMENT, "chat") in world.objects
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "reason", "is_rolled_out"),
+    [(127, "PodFailurePolicy", True), (1, "PodFailurePolicy", False), (127, "BackoffLimitExceeded", False)],
+)
+def test_missing_program_is_known_without_the_pod(exit_code: int, reason: str, is_rolled_out: bool) -> None:
+    """The pod of the Job was collected, and the next revision was Stalled."""
+    world = started()
+    world.finish_job(NAME, "", exit_code=exit_code, reason="Error")
+    del world.job_pods[NAME]
+    (failed,) = job(world)["status"]["conditions"]
+    words = f"Container prefetch for pod default/x failed with exit code {exit_code} matching FailJob rule at index 0"
+    failed.update(reason=reason, message=words)
+    world.settle()
+    assert ((DEPLOYMENT, "chat") in world.objects) is is_rolled_out
+
+
 def test_refused_job_is_named_in_progressing() -> None:
     world = World(manifest(**CLAIM))
     world.refuse(lambda document: document["metadata"]["name"] == NAME, "exceeded quota: jobs")
