@@ -281,11 +281,11 @@ class Observer:
 
 
 def _concerns_a_pool(service: Object) -> bool:
-    """Does it ask for an InferencePool, or did it?"""
+    """Does it ask for an InferencePool, or may one of its own be left?"""
     if dig(service, "spec", "gateway", "inferencePool") is True:
         return True
     said = find_condition(read_status(service).conditions, ConditionType.INFERENCE_POOL_READY)
-    return said is not None and said.reason not in (ConditionReason.NOT_REQUESTED, ConditionReason.PENDING)
+    return said is not None and said.reason != ConditionReason.NOT_REQUESTED
 
 
 def _names_of(service: Object) -> tuple[tuple[str, str], ...]:

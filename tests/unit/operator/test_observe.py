@@ -17,6 +17,7 @@ from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     EVENT,
+    INFERENCE_POOL,
     JOB,
     NETWORK_POLICY,
     POD,
@@ -49,6 +50,9 @@ class Api:
         self.asked.append(f"{kind.kind} {name}")
         stored = self._config_map
         return stored if stored is not None and (kind, name) == (CONFIG_MAP, name_of(stored)) else None
+
+    async def serves(self, kind: ResourceKind) -> bool:
+        return kind == INFERENCE_POOL
 
     async def some(self, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del fields
@@ -150,6 +154,18 @@ async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_
     assert api.asked.count("ConfigMap chat-hot") == 1
     assert not plan.read
     assert "chat-hot" in [child["metadata"]["name"] for child in plan.apply]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_looked_for"), [("Pending", True), ("PoolCurrent", True), ("NotRequested", False)]
+)
+async def test_pool_is_looked_for_until_none_is_left(reason: str, is_looked_for: bool) -> None:
+    """One that could not be deleted at first was forgotten, and gateways went on to route by it."""
+    api = Api()
+    condition = {"type": "InferencePoolReady", "status": "Unknown", "reason": reason, "message": "m"}
+    condition["lastTransitionTime"] = "2026-11-21T12:00:00Z"
+    await _observer(api, ObjectCache()).observe({**_service(), "status": {"conditions": [condition]}}, ())
+    assert ("InferencePool chat" in api.asked) is is_looked_for
 
 
 def _observer(api: Api, cache: ObjectCache) -> Observer:

@@ -21,19 +21,36 @@ def pool_ready(
     children: Children, spec: SpeculativeServiceSpec, access: PoolAccess, refusals: Iterable[ApiRefusal]
 ) -> Verdict:
     """Condition InferencePoolReady."""
+    refused = next((refusal for refusal in refusals if refusal.kind == INFERENCE_POOL and not refusal.is_stored), None)
     if not spec.gateway.inference_pool:
-        return unknown(ConditionReason.NOT_REQUESTED, "gateway.inferencePool is false.")
+        return _not_requested(children, access, refused)
     if access is PoolAccess.FORBIDDEN:
         what = "This operator has no right to read InferencePools: install the chart of its own release."
         return false(ConditionReason.CHILD_REJECTED, what)
     if access is PoolAccess.NOT_INSTALLED:
         what = f"This cluster does not have {_EXTENSION}: install its CRDs, or remove gateway.inferencePool."
         return false(ConditionReason.NOT_INSTALLED, what)
-    refused = next((refusal for refusal in refusals if refusal.kind == INFERENCE_POOL and not refusal.is_stored), None)
     if refused is not None:
-        said = refused.message.strip().rstrip(".")
+        said = _said(refused)
         return false(ConditionReason.CHILD_REJECTED, cut(f"The API server refuses the InferencePool: {said}.", 2048))
     return _made(children, spec)
+
+
+def _not_requested(children: Children, access: PoolAccess, refused: ApiRefusal | None) -> Verdict:
+    """NotRequested ends the search for a pool, so it is said only when none of the service's own is left."""
+    name = children.owner.name
+    if access is PoolAccess.FORBIDDEN:
+        what = f"gateway.inferencePool is false. InferencePool {name} may be left: this operator has no right to look."
+        return unknown(ConditionReason.PENDING, what)
+    if children.ownership(INFERENCE_POOL, name) not in (Ownership.OURS, Ownership.TERMINATING):
+        return unknown(ConditionReason.NOT_REQUESTED, "gateway.inferencePool is false.")
+    why = f" The API server refuses its deletion: {_said(refused)}." if refused is not None else ""
+    what = f"gateway.inferencePool is false, and InferencePool {name} has yet to be deleted.{why}"
+    return unknown(ConditionReason.PENDING, cut(what, 2048))
+
+
+def _said(refused: ApiRefusal) -> str:
+    return refused.message.strip().rstrip(".")
 
 
 def _made(children: Children, spec: SpeculativeServiceSpec) -> Verdict:

@@ -12,9 +12,13 @@ from outrider_operator.cluster_model import (
     INFERENCE_POOL,
     KUBERNETES_SERVICE,
     NETWORK_POLICY,
+    SERVING,
+    ApiRefusal,
     Object,
     PoolAccess,
 )
+from outrider_operator.decide import decide
+from outrider_operator.plan import Delete, fingerprint
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -71,6 +75,60 @@ def test_pool_goes_when_it_is_switched_off() -> None:
     world.patch(gateway={"inferencePool": False})
     world.settle()
     assert (INFERENCE_POOL, "chat") not in world.objects
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotRequested"
+
+
+def test_pool_of_a_refused_spec_is_awaited_until_it_is_gone() -> None:
+    """The condition said NotRequested while the pool was there, and then no look found it."""
+    world = World(manifest(**ON))
+    world.serve()
+    world.patch(gateway={"inferencePool": False}, podTemplate={"hostNetwork": True})
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert (INFERENCE_POOL, "chat") in world.objects, "nothing is deleted for a refused spec"
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
+    world.patch(podTemplate={})
+    world.settle()
+    assert (INFERENCE_POOL, "chat") not in world.objects
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotRequested"
+
+
+def test_pool_whose_deletion_is_refused_is_named() -> None:
+    world = World(manifest(**ON))
+    world.settle()
+    world.patch(gateway={"inferencePool": False})
+    (delete,) = decide(world.observed(), SETTINGS).delete
+    assert isinstance(delete, Delete)
+    world.refusals = (ApiRefusal(INFERENCE_POOL, "chat", SERVING, "pools are protected", fingerprint(delete)),)
+    world.settle()
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
+    assert "pools are protected" in world.condition(C.INFERENCE_POOL_READY).message
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+
+
+def test_pool_with_a_finalizer_is_awaited() -> None:
+    world = World(manifest(**ON))
+    world.settle()
+    world.objects[INFERENCE_POOL, "chat"]["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    world.patch(gateway={"inferencePool": False})
+    world.settle()
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
+
+
+def test_pool_that_may_not_be_looked_for_may_be_left() -> None:
+    world = World(manifest(**ON))
+    world.settle()
+    world.patch(gateway={"inferencePool": False})
+    world.pool_access = PoolAccess.FORBIDDEN
+    del world.objects[INFERENCE_POOL, "chat"]  # what is forbidden is not seen
+    world.settle()
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
+
+
+def test_foreign_pool_without_a_request_is_no_concern() -> None:
+    world = World(manifest())
+    world.objects[INFERENCE_POOL, "chat"] = foreign_pool()
+    world.settle()
     assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotRequested"
 
 
