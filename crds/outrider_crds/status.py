@@ -315,9 +315,9 @@ class RolloutStatus(Model):
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0
-    """Seconds of pauses, or without replicas, so far. They do not count towards the timeout."""
+    """Seconds so far in which nothing could be measured (paused, phase Error). They do not count towards the timeout."""
     held_since: Text = ""
-    """Start of the current pause; empty without one."""
+    """Start of the current such time; empty without one."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
     """Counts so far, which survive restarts of pods and of the operator."""
 

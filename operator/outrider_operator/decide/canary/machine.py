@@ -129,7 +129,7 @@ class Canary:
     any more."""
     ledger: Ledger = field(default_factory=Ledger)
     held_s: float = 0.0
-    """Seconds for which nothing was decided (paused, no replicas): they do not count towards the timeout."""
+    """Seconds for which nothing could be measured (paused, Error): they do not count towards the timeout."""
     held_since: float = 0.0
     """Unix seconds at which such a time began that lasts; 0 without one."""
 
@@ -138,12 +138,12 @@ class Canary:
         return (self.held_since or at) - self.started_at - self.held_s
 
     def with_pause(self, at: float) -> Canary:
-        """The canary while nothing is decided."""
+        """The canary while nothing can be measured."""
         is_counted = self.held_since or self.phase not in _OPEN
         return self if is_counted else replace(self, held_since=at)
 
     def without_pause(self, at: float) -> Canary:
-        """The canary once something may be decided again."""
+        """The canary once something can be measured again."""
         if not self.held_since:
             return self
         return replace(self, held_s=self.held_s + max(0.0, at - self.held_since), held_since=0.0)
@@ -165,7 +165,7 @@ class Canary:
 
     def has_pods(self, on_inconclusive: OnInconclusive) -> bool:
         """True if a canary pod should run."""
-        is_open = self.phase == CanaryPhase.INCONCLUSIVE and on_inconclusive is OnInconclusive.HOLD
+        is_open = self.phase == CanaryPhase.INCONCLUSIVE and on_inconclusive is not OnInconclusive.ROLLBACK
         return is_open or self.phase in _UNDER_WAY
 
 
@@ -264,7 +264,7 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
     if look.is_paused:
         ledger = updated(before.ledger, look.pods.reports, look.pods.living)
         return replace(before.with_pause(look.at), ledger=ledger), None
-    return _measured(before.without_pause(look.at), look)
+    return _measured(before, look)
 
 
 def _ordered(before: Canary, look: CanaryView) -> Canary | None:
@@ -311,14 +311,15 @@ def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | Non
         return failed, judgement
     is_late = before.phase == CanaryPhase.INCONCLUSIVE
     if is_late and settings.on_inconclusive is not OnInconclusive.PROMOTE:
-        return replace(before, ledger=ledger), judgement
+        return replace(before.without_pause(look.at), ledger=ledger), judgement
     if judgement is not None and judgement.verdict is CanaryVerdict.BETTER:
         return replace(canary, phase=CanaryPhase.PROMOTING), judgement
-    if is_late or before.measured_s(look.at) >= settings.timeout_s:
-        return _timed_out(canary, look), judgement
     if look.pods.trouble is not None:
         cause, said = look.pods.trouble
-        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
+        return replace(canary.with_pause(look.at), phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
+    canary = canary.without_pause(look.at)
+    if is_late or canary.measured_s(look.at) >= settings.timeout_s:
+        return _timed_out(canary, settings, products), judgement
     return replace(canary, phase=CanaryPhase.MEASURING if ledger.products() else CanaryPhase.STARTING), judgement
 
 
@@ -334,14 +335,12 @@ def _failed(canary: Canary, pods: CanaryPods, judgement: Judgement | None) -> Ca
     return None
 
 
-def _timed_out(canary: Canary, look: CanaryView) -> Canary:
-    """No verdict in time: neither a failure nor a success."""
-    if look.pods.trouble is not None:
-        cause, said = look.pods.trouble
-        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said)
-    if look.settings.on_inconclusive is OnInconclusive.PROMOTE:
+def _timed_out(canary: Canary, settings: CanarySettings, products: Mapping[str, Arms]) -> Canary:
+    """No verdict in time: neither a failure nor a success. A candidate without any request is never promoted."""
+    least_requests = [arms.least_requests for arms in products.values()]
+    if settings.on_inconclusive is OnInconclusive.PROMOTE and min(least_requests, default=0.0) > 0:
         return replace(canary, phase=CanaryPhase.PROMOTING, cause=Cause.TIMEOUT)
-    is_measured = any(arms.least_requests >= look.settings.min_requests for arms in canary.ledger.products().values())
+    is_measured = max(least_requests, default=0.0) >= settings.min_requests
     return replace(canary, phase=CanaryPhase.INCONCLUSIVE, cause=Cause.TIMEOUT if is_measured else Cause.NO_TRAFFIC)
 
 

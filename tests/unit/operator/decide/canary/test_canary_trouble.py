@@ -114,6 +114,9 @@ def test_no_capacity_is_an_error_while_it_lasts() -> None:
     world.settle()
     assert (world.phase, world.rollout.cause) == ("Error", "NoCapacity")
     assert "insufficient nvidia.com/gpu" in world.condition(C.PROGRESSING).message
+    world.now += 7 * 3600  # longer than the timeout
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Error", "NoCapacity")
     world.start_canary()
     world.measure_arms(10)
     assert world.phase == "Measuring"

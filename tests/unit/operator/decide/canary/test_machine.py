@@ -426,3 +426,29 @@ def test_trouble_that_outlasts_the_timeout_stays_an_error() -> None:
     late = seen(trouble=(Cause.NO_CAPACITY, "no node"), at=START + 9 * HOUR_S)
     canary = after(late, before=under_way())
     assert (canary.phase, canary.cause) == (CanaryPhase.ERROR, Cause.NO_CAPACITY)
+
+
+def test_trouble_does_not_count_towards_the_timeout() -> None:
+    """Bug: once a node appeared after the timeout, the canary was Inconclusive at once, without a request."""
+    trouble = seen(trouble=(Cause.NO_CAPACITY, "no node"), at=START + HOUR_S)
+    over = seen(report(10), at=START + 9 * HOUR_S)
+    canary = after(trouble, replace(trouble, at=START + 8 * HOUR_S), over, before=under_way())
+    assert (canary.phase, canary.held_s) == (CanaryPhase.MEASURING, 8 * HOUR_S)
+    late = replace(over, at=START + 14 * HOUR_S)
+    assert after(replace(late, at=late.at - 1), before=canary).phase == CanaryPhase.MEASURING
+    assert after(late, before=canary).phase == CanaryPhase.INCONCLUSIVE
+
+
+def test_promote_at_timeout_needs_requests_of_both_arms() -> None:
+    """Bug: a candidate without any request was rolled out: missing data counted as success."""
+    settings = CanarySettings(on_inconclusive=OnInconclusive.PROMOTE)
+    late = replace(seen(), at=START + 6 * HOUR_S, settings=settings)
+    canary = after(LOOK, late)
+    assert (canary.phase, canary.cause) == (CanaryPhase.INCONCLUSIVE, Cause.NO_TRAFFIC)
+    assert canary.has_pods(OnInconclusive.PROMOTE)
+    of_one_product = replace(
+        CanaryPods(reports=(report(3),), living=frozenset("ab")), products=frozenset(("H200", "L4"))
+    )
+    assert after(replace(late, pods=of_one_product), before=canary).phase == CanaryPhase.INCONCLUSIVE
+    both = replace(of_one_product, products=frozenset(("H200",)))
+    assert after(replace(late, pods=both), before=canary).phase == CanaryPhase.PROMOTING
