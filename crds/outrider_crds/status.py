@@ -294,6 +294,8 @@ class RolloutStatus(Model):
     """metadata.generation for which the phase was computed."""
     started_at: Text = ""
     """Start of the measurement."""
+    candidate_percent: int = 0
+    """Share of the canary pod's requests that the candidate gets. With another share the counts start again."""
     requests: int = 0
     """Finished requests of the arm that has fewer."""
     gain_percent: Text = ""
@@ -315,7 +317,7 @@ class RolloutStatus(Model):
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0
-    """Seconds so far in which nothing could be measured (paused, phase Error). They do not count towards the timeout."""
+    """Seconds so far without a measurement (paused, phase Error). They do not count towards the timeout."""
     held_since: Text = ""
     """Start of the current such time; empty without one."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []

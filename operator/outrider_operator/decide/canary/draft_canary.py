@@ -326,6 +326,7 @@ def _settings(spec: SpeculativeServiceSpec) -> CanarySettings:
         min_requests=canary.min_requests,
         timeout_s=seconds(canary.timeout),
         on_inconclusive=canary.on_inconclusive,
+        candidate_percent=canary.candidate_percent,
     )
 
 
@@ -386,5 +387,5 @@ def _hot(rollout: CanaryRollout, pools: Pools, canary: Canary) -> HotConfig | No
     paused = {drafter.name for drafter in spec.draft_pool if drafter.paused}
     hosted = [drafter.model_copy(update={"paused": drafter.name in paused}) for drafter in pools.hosted]
     both = spec.model_copy(update={"draft_pool": hosted})
-    config = pools.config(canary.attempt, spec.rollout.canary.candidate_percent)
+    config = pools.config(canary.attempt, canary.candidate_percent)
     return hot_config(both, [rollout.revision.boot.draft_pool]).model_copy(update={"canary": config})

@@ -56,6 +56,7 @@ class CanarySettings:
     min_requests: int = 100
     timeout_s: float = 6 * 3600.0
     on_inconclusive: OnInconclusive = OnInconclusive.HOLD
+    candidate_percent: int = 50
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ class Canary:
     """Orders that were carried out, or had nothing to do ("abort=8a1e43c8ca"): their annotations stay, and mean nothing
     any more."""
     ledger: Ledger = field(default_factory=Ledger)
+    candidate_percent: int = 50
+    """Share of the requests that the candidate gets. Goodput depends on the hour's batch, so sums of different shares
+    must not be added: the pooled ratio could favour the worse arm (Simpson's paradox)."""
     held_s: float = 0.0
     """Seconds for which nothing could be measured (paused, Error): they do not count towards the timeout."""
     held_since: float = 0.0
@@ -232,7 +236,13 @@ def _begun(before: Canary | None, look: CanaryView) -> Canary | None:
     if not needs_canary(before, look):
         return None
     obeyed = before.obeyed if before is not None else ()
-    return Canary(CanaryPhase.STARTING, look.candidate, look.stable, _start(before, look), obeyed=obeyed)
+    return _new(before, look, look.stable, obeyed)
+
+
+def _new(before: Canary | None, look: CanaryView, stable: str, obeyed: tuple[str, ...]) -> Canary:
+    """A new attempt of the candidate, which counts from 0."""
+    start, percent = _start(before, look), look.settings.candidate_percent
+    return Canary(CanaryPhase.STARTING, look.candidate, stable, start, obeyed=obeyed, candidate_percent=percent)
 
 
 def _start(before: Canary | None, look: CanaryView) -> float:
@@ -261,6 +271,8 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
         return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said=""), None
     if before.phase not in _OPEN:
         return before, None
+    if before.candidate_percent != look.settings.candidate_percent:
+        return _new(before, look, before.stable, before.obeyed), None
     if look.is_paused:
         ledger = updated(before.ledger, look.pods.reports, look.pods.living)
         return replace(before.with_pause(look.at), ledger=ledger), None
@@ -274,8 +286,7 @@ def _ordered(before: Canary, look: CanaryView) -> Canary | None:
     if obeyed := _new_order(before, look, "abort"):
         return replace(before, phase=CanaryPhase.FAILED, cause=Cause.ABORTED_BY_HAND, said="", obeyed=obeyed)
     if obeyed := _new_order(before, look, "retry"):
-        stable, start = look.stable or before.stable, _start(before, look)
-        return Canary(CanaryPhase.STARTING, before.candidate, stable, start, obeyed=obeyed)
+        return _new(before, look, look.stable or before.stable, obeyed)
     return None
 
 

@@ -22,6 +22,7 @@ _LASTING = (
     "candidate",
     "stable",
     "startedAt",
+    "candidatePercent",
     "detail",
     "obeyed",
     "heldSeconds",
@@ -48,6 +49,7 @@ def canary_of(status: RolloutStatus | None) -> Canary | None:
         said=status.detail,
         obeyed=tuple(status.obeyed),
         ledger=_ledger(status.sums),
+        candidate_percent=status.candidate_percent,
         held_s=status.held_seconds,
         held_since=unix_seconds(status.held_since) or 0.0,
     )

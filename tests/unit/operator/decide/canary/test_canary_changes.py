@@ -9,7 +9,7 @@ import pytest
 from outrider_operator.cluster_model import DEPLOYMENT
 from outrider_operator.decide import decide
 
-from tests.unit.operator.decide.canary.canary_world import GAIN, HEAD, LOSS, NAME, under_way
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD
 
 
@@ -52,6 +52,19 @@ def test_scale_and_hot_changes_go_on_with_the_same_canary() -> None:
     assert world.deployment()["spec"]["replicas"] == 5
     assert world.canary_hot().mode == "Off"
     assert world.canary_hot().max_draft_tokens == 2
+
+
+def test_another_candidate_percent_counts_from_zero() -> None:
+    """Bug: sums of unequal shares were pooled, which can reverse the verdict."""
+    world = under_way()
+    attempt, pods = world.order["id"], set(world.pods)
+    world.patch(rollout={**CANARY, "canary": {"candidatePercent": 5}})
+    world.settle()
+    assert (world.phase, world.rollout.candidate_percent, world.rollout.sums) == ("Starting", 5, [])
+    assert (world.order["candidatePercent"], world.order["id"] != attempt) == (5, True)
+    assert set(world.pods) == pods
+    world.measure_arms(1000, GAIN)
+    assert world.phase == "Promoting"
 
 
 def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:

@@ -452,3 +452,14 @@ def test_promote_at_timeout_needs_requests_of_both_arms() -> None:
     assert after(replace(late, pods=of_one_product), before=canary).phase == CanaryPhase.INCONCLUSIVE
     both = replace(of_one_product, products=frozenset(("H200",)))
     assert after(replace(late, pods=both), before=canary).phase == CanaryPhase.PROMOTING
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_another_share_of_requests_starts_a_new_attempt(is_paused: bool) -> None:
+    """Bug: a night at 5% and a day at 50% were pooled, and of two equal pools one was 43% worse: final."""
+    before = replace(under_way(), obeyed=("retry=new",))
+    look = replace(seen(report(1000, -0.43)), at=START + 60, settings=CanarySettings(candidate_percent=5))
+    canary = after(replace(look, is_paused=is_paused), before=before)
+    assert (canary.phase, canary.candidate_percent, canary.ledger.products()) == (CanaryPhase.STARTING, 5, {})
+    assert (canary.attempt != before.attempt, canary.stable, canary.obeyed) == (True, "old", ("retry=new",))
+    assert after(look, before=canary).attempt == canary.attempt

@@ -30,7 +30,9 @@ def on_deployment(text: str) -> dict[str, Any]:
 def test_a_canary_comes_back_from_the_status_as_it_was() -> None:
     """Each number of the ledger; an operator that starts again loses none."""
     written = status(sums=sums_of(LEDGER), cause="Timeout", detail="why", obeyed=["abort=new"])
-    written = written.model_copy(update={"held_seconds": 60, "held_since": "2026-11-28T09:10:00Z"})
+    written = written.model_copy(
+        update={"held_seconds": 60, "candidate_percent": 5, "held_since": "2026-11-28T09:10:00Z"}
+    )
     canary = canary_of(RolloutStatus.model_validate_json(written.model_dump_json(by_alias=True)))
     assert canary == Canary(
         CanaryPhase.MEASURING,
@@ -41,6 +43,7 @@ def test_a_canary_comes_back_from_the_status_as_it_was() -> None:
         "why",
         ("abort=new",),
         LEDGER,
+        candidate_percent=5,
         held_s=60.0,
         held_since=1795857000.0,
     )
