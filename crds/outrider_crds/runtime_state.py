@@ -167,7 +167,8 @@ def _by_class(_arm: Any, counts: dict[str, int]) -> list[Labelled]:
 
 
 class ArmState(Model):
-    """Sums over the finished requests of one arm. A request whose client left counts with what it got."""
+    """Sums over the finished requests of one arm. A request whose client left counts with what it got. A request
+    does not count that ran while speculation was off, or while a drafter of either arm could not run."""
 
     METRICS: ClassVar[Group] = Group(
         "Draft canary",

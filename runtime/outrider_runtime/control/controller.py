@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider_runtime.control.arms.arm_plans import ArmPlanner
+from outrider_runtime.control.arms.arm_plans import ArmPlanner, can_compare
 from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.cost.model import LatencyModel
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
@@ -60,6 +60,8 @@ class Controller:
         self._arms: ArmPlanner | None = None
         self.credits: Credits | None = None
         """What the last step that was observed gave and cost its requests; None without a canary."""
+        self.compares_arms = False
+        """Whether decisions from now on tell which arm is better, see `can_compare`."""
         self._settle()
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
@@ -174,6 +176,7 @@ class Controller:
     def _settle(self) -> None:
         self._force = self._verify.force = in_force(self.settings, self._suspended, self._pinned)
         self._propose.settle(self._force)
+        self.compares_arms = can_compare(self.settings, self._force)
         if self.settings.hot.arms is None:
             self._arms = None
             return

@@ -1,6 +1,7 @@
 """A draft canary's counters: the arm of each request, and sums over each arm's finished requests.
 
-A request counts once its last step is observed. In asynchronous scheduling that is after its answer.
+A request counts once its last step is observed. In asynchronous scheduling that is after its answer. It does not count
+if the arms could not be compared for a part of its life.
 """
 
 from __future__ import annotations
@@ -172,6 +173,15 @@ class ArmCounter:
         with self._lock:
             self._members.pop(name, None)
             self._ended.pop(name, None)
+
+    def forget_all(self) -> None:
+        """Drop every request that has arrived and is not counted yet: the arms cannot be compared.
+
+        Waiting requests, too: both arms lose the same ones.
+        """
+        if self._members:
+            with self._lock:
+                self._members, self._ended = {}, {}
 
     # -- steps --------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,8 @@ class ControlLoop:
     def plan_draft(self, batch: Batch) -> DraftPlan:
         with self.lock:
             self._available.resume_those_due()
+            if not self._controller.compares_arms:
+                self.arms.forget_all()
             try:
                 plan = self._controller.plan_draft(batch)
             except Exception as error:
@@ -187,6 +189,7 @@ class ControlLoop:
         """Suspend all drafters after an exception in the loop: requests go on, without speculation for a while."""
         with self.lock:
             self.failures += 1
+            self.arms.forget_all()  # what a step cost may be lost, and its tokens are not
             reason = f"{type(error).__name__}: {error}"
             # The same error may come with every step: log it once.
             if reason != self._last_failure or self._available.has_serving_drafter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_crds.runtime_config import CanaryConfig, config_hash
 from outrider_crds.runtime_state import ArmState, CanaryState
+from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
 from outrider_runtime.control.arms.arm_prices import Credits
-from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE
+from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Batch
+from outrider_runtime.control.data.plans import DraftPlan, Outcome
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
 from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.loop.why import decision_sentence
 
-from tests.engine.engines import TARGET, draft_model, eagle, hot_config, lookup
+from tests.engine.engines import TARGET, boot_config, draft_model, eagle, hot_config, lookup
 from tests.unit.loop.pods import control_loop, stepper
 from tests.unit.loop.test_state_and_hot_files import Pod
 from tests.unit.loop.test_stepper import RUNNING, Engine
@@ -126,8 +129,20 @@ class ByHand:
 
     def __init__(self, loop: ControlLoop) -> None:
         self.paid, self.arm_of = dict[str, float](), dict[str, int]()
+        self.uncounted = set[str]()
+        """Requests that were there, not counted yet, at a decision without a drafter of the candidate."""
+        self.lacked_a_drafter = set[str]()
+        """Requests with a step of such a decision."""
+        self._loop = loop
         self._add, loop.arms.add = loop.arms.add, self.add  # type: ignore[method-assign]
+        self._plan_draft, loop.plan_draft = loop.plan_draft, self.plan_draft  # type: ignore[method-assign]
         loop.listeners.append(self.check)
+
+    def plan_draft(self, batch: Batch) -> DraftPlan:
+        if NAMES[2] in self._loop._available._until:
+            self.uncounted |= {*self._loop.arms._members}
+            self.lacked_a_drafter |= {*self._loop.request_names}
+        return self._plan_draft(batch)
 
     def add(self, names: Any, made: Credits) -> None:
         self._add(names, made)
@@ -142,7 +157,8 @@ class ByHand:
             assert {*order} - {NOBODY} <= ALLOWED[arm]
 
     def prices(self, arm: int) -> list[float]:
-        return [price_s for name, price_s in self.paid.items() if self.arm_of[name] == arm and price_s > 0]
+        paid = {name: price_s for name, price_s in self.paid.items() if name not in self.uncounted}
+        return [price_s for name, price_s in paid.items() if self.arm_of[name] == arm and price_s > 0]
 
 
 def run_dry(engine: Engine) -> None:
@@ -153,7 +169,10 @@ def run_dry(engine: Engine) -> None:
         engine.land()
 
 
-@given(st.lists(st.sampled_from(["add", "step", "step", "step", "abort", "preempt", "fail"]), max_size=60), st.data())
+EVENTS = ["add", "step", "step", "step", "abort", "preempt", "fail", "resume"]
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=60), st.data())
 @settings(max_examples=60, deadline=None)
 def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], data: Any) -> None:
     """No request asks a drafter of the other arm, none counts twice, and each counts with all that it got and cost."""
@@ -167,6 +186,8 @@ def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], d
         elif event == "fail":
             failures += NAMES[2] not in loop._available._until
             loop.drafter_failed(NAMES[2], "RuntimeError: no memory")
+        elif event == "resume":
+            loop.resume(NAMES[2])
         elif event == "step":
             engine.step()
         elif engine.running:
@@ -174,6 +195,7 @@ def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], d
     run_dry(engine)
     assert not loop.failures
     assert not loop.arms._members
+    assert by_hand.lacked_a_drafter <= by_hand.uncounted
     state = canary_state(loop)
     assert (state.stable.failures, state.candidate.failures) == (0, failures)
     for arm, sums in ((STABLE, state.stable), (CANDIDATE, state.candidate)):
@@ -181,6 +203,133 @@ def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], d
         assert sums.requests == len(prices)
         assert math.isclose(sums.price_s, sum(prices), abs_tol=1e-12)
         assert math.isclose(sums.price_squared, sum(price_s**2 for price_s in prices), abs_tol=1e-12)
+
+
+Change = Callable[[ControlLoop], object]
+
+
+def hot_change(**change: Any) -> Change:
+    """Put a hot config with the canary and this change in force."""
+    return lambda loop: loop.configure(hot_config().model_copy(update={"canary": CANARY} | change))
+
+
+INCOMPARABLE: dict[str, Change] = {
+    "speculation off": hot_change(mode=SpeculationMode.OFF),
+    "no draft tokens": hot_change(max_draft_tokens=0),
+    "no prefill of drafters": hot_change(draft_prefill=DraftPrefillMode.NEVER),
+    "candidate's drafter paused": hot_change(paused_drafters=["draft"]),
+    "stable's drafter paused": hot_change(paused_drafters=["eagle"]),
+    "drafter of both paused": hot_change(paused_drafters=["pld"]),
+    "drafter suspended": lambda loop: loop.drafter_failed("draft", "RuntimeError: no memory"),
+    "exception in the loop": lambda loop: loop.failed(RuntimeError("a bug")),
+    "drafter pinned": lambda loop: loop.pin(2, "pld"),
+}
+
+
+def resume_all(loop: ControlLoop) -> None:
+    start(loop)
+    loop.pin(None)
+    for name in NAMES:
+        loop.resume(name)
+
+
+def finished_requests(loop: ControlLoop) -> int:
+    return sum(arm.requests for arm in (canary_state(loop).stable, canary_state(loop).candidate))
+
+
+def finished_with_verdict(loop: ControlLoop) -> int:
+    return sum(sum(arm.finished.values()) for arm in (canary_state(loop).stable, canary_state(loop).candidate))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("change", INCOMPARABLE.values(), ids=INCOMPARABLE)
+def test_requests_count_only_while_arms_can_be_compared(change: Change, ahead: int) -> None:
+    """Bug: with speculation off, or the candidate's drafter paused, both arms decoded plainly and any draft was
+    promoted as equal."""
+    loop = control_loop(POOL, scores_placeholders=bool(ahead))
+    start(loop)
+    engine = Engine(stepper(loop), ahead, np.random.default_rng(0))
+    serve(engine, requests=4)
+    assert finished_requests(loop) == finished_with_verdict(loop) == 4
+    change(loop)
+    serve(engine, requests=4)
+    assert finished_requests(loop) == finished_with_verdict(loop) == 4
+    resume_all(loop)
+    serve(engine, requests=4)
+    assert finished_requests(loop) == finished_with_verdict(loop) == 8
+
+
+def serve(engine: Engine, *, requests: int) -> None:
+    for _ in range(requests):
+        engine.add(6, 12)
+    run_dry(engine)
+
+
+@pytest.mark.parametrize("change", INCOMPARABLE.values(), ids=INCOMPARABLE)
+def test_requests_that_ran_partly_incomparable_do_not_count(change: Change) -> None:
+    """A drafter that missed a part of a request is worse at the rest of it."""
+    loop = control_loop(POOL)
+    start(loop)
+    engine = Engine(stepper(loop), 1, np.random.default_rng(0))
+    for _ in range(RUNNING):
+        engine.add(6, 40)
+    for _ in range(3):
+        engine.step()
+    change(loop)
+    engine.step()
+    resume_all(loop)
+    run_dry(engine)
+    assert finished_requests(loop) == finished_with_verdict(loop) == 0
+    assert not loop.arms._members
+
+
+@pytest.mark.parametrize("hosted", [POOL, POOL[:2]], ids=["hosted", "not hosted"])
+def test_drafter_that_did_not_load_leaves_no_request_counted(hosted: Sequence[DrafterSpec]) -> None:
+    """Bug: with `onMissingDrafter: Continue` a missing draft was an arm as good as the other, and was promoted."""
+    loop = ControlLoop(
+        boot_config(POOL), hot_config(), hosted, max_requests=RUNNING, left_out={"draft": "it was not found"}
+    )
+    start(loop)
+    serve(Engine(stepper(loop), 1, np.random.default_rng(0)), requests=4)
+    assert finished_requests(loop) == finished_with_verdict(loop) == 0
+
+
+def test_exception_in_the_books_leaves_no_request_without_price() -> None:
+    """Bug: the tokens of a step that the loop could not observe counted, and its price did not."""
+    loop = control_loop(POOL)
+    start(loop)
+    engine = Engine(stepper(loop), 0, np.random.default_rng(0))
+    engine.add(6, 4)
+    engine.step()
+    observe, loop._controller.observe = loop._controller.observe, broken  # type: ignore[method-assign]
+    engine.step()
+    loop._controller.observe = observe  # type: ignore[method-assign]
+    resume_all(loop)
+    run_dry(engine)
+    assert loop.failures
+    assert finished_requests(loop) == 0
+
+
+def broken(outcome: Outcome) -> None:
+    raise KeyError(f"a bug at {outcome.now}")
+
+
+LOOKUPS = CANARY.model_copy(update={"stable": ["a"], "candidate": ["b"]})
+
+
+@pytest.mark.parametrize(
+    ("pool", "change"),
+    [
+        (POOL, {"mode": SpeculationMode.STATIC}),
+        ((lookup("a"), lookup("b")), {"canary": LOOKUPS, "draft_prefill": DraftPrefillMode.NEVER}),
+    ],
+    ids=["Static", "lookups, which read no prompt"],
+)
+def test_arms_that_both_speculate_are_compared(pool: Sequence[DrafterSpec], change: dict[str, Any]) -> None:
+    loop = control_loop(pool)
+    hot_change(**change)(loop)
+    serve(Engine(stepper(loop), 1, np.random.default_rng(0)), requests=4)
+    assert finished_requests(loop) == 4
 
 
 @pytest.mark.parametrize(

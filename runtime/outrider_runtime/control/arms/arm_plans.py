@@ -19,7 +19,7 @@ from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import ArmPlan, DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.evidence import TRIALS, Evidence
 from outrider_runtime.control.propose import Propose
-from outrider_runtime.control.settings import Pin, Settings, in_force
+from outrider_runtime.control.settings import InForce, Pin, Settings, in_force
 from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.trial_schedule import TrialSchedule
 from outrider_runtime.control.value import Goodput
@@ -29,6 +29,15 @@ ARMS = (STABLE, CANDIDATE)
 RANKS = 2
 _PURPOSES = (Purpose.EXPLORE, Purpose.SLO, Purpose.CHOICE, Purpose.PROBE, Purpose.FIXED)
 """The purpose of two plans is the first of these that one of them has."""
+
+
+def can_compare(settings: Settings, force: InForce) -> bool:
+    """Whether each arm of the canary is served as its pool would be alone: speculation is on, and every drafter of both
+    is loaded, neither paused nor suspended, and may read what it needs. False without a canary."""
+    if settings.hot.arms is None or force.silent or force.pinned is not None:
+        return False
+    usable = {settings.drafters[number].name for number in np.flatnonzero(force.usable).tolist()}
+    return frozenset.union(*settings.hot.arms) <= usable
 
 
 class SharedProbes:
