@@ -330,7 +330,7 @@ class PrefetchStatus(Model):
     claim_name: Text
     """The claim."""
     phase: Text
-    """Downloading, Complete or Failed."""
+    """Waiting, Downloading, Complete or Failed."""
     models: Annotated[list[Text], Field(max_length=9)] = []
     """Models that are downloaded."""
     downloaded: Text = ""

@@ -126,10 +126,10 @@ class Observer:
         jobs = self._of_component(kinds.JOB, key.namespace, PROFILING)
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
         unreachable = self._measurements.unreachable(key)
-        waiting = _without_container(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
         prefetch_jobs = self._of_service(kinds.JOB, key, PREFETCH)
         prefetch_pods = self._of_service(kinds.POD, key, PREFETCH)
-        waiting += [pod for pod in prefetch_pods if is_being_created(pod)]
+        own_jobs = [job for job in (*jobs, *prefetch_jobs) if uid_of(service) in owner_uids(job)]
+        waiting = _without_container(pods, own_jobs, (*job_pods, *prefetch_pods))
         pending = [pod for pod in pods if unschedulable_since(pod) is not None]
         children = await self._children(key, () if is_new else _names_of(service))
         gateway = _Gateway(PoolAccess.UNKNOWN) if is_new else await self._gateway(key, service)
@@ -340,10 +340,6 @@ def _without_container(pods: tuple[Object, ...], jobs: list[Object], job_pods: t
         by_job[label(pod, JOB_NAME_LABEL)].append(pod)
     podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[name_of(job)]) is None]
     return [*(pod for pod in created if is_being_created(pod)), *podless]
-
-
-def _measures_for(job: Object, service: Object) -> bool:
-    return uid_of(service) in owner_uids(job)
 
 
 def _node(document: Object) -> Node:

@@ -80,7 +80,7 @@ class Prefetch:
     has_begun: bool = False
     """Does the Job's pod run, or has it succeeded?"""
     why_not_running: str = ""
-    """What keeps the Job's pod from downloading, in a sentence; empty while it does."""
+    """What keeps the Job from having a pod, or the pod from downloading, in a sentence; empty while it does."""
     is_program_missing: bool = False
     """Is the runtime image one of a release that cannot prefetch?"""
     last_lines: str = ""
@@ -93,6 +93,10 @@ class Prefetch:
     def is_current(self) -> bool:
         """Does the Job download these models?"""
         return self.job is not None and annotation(self.job, KEY_ANNOTATION).partition("/")[0] == self.key
+
+    @property
+    def is_downloading(self) -> bool:
+        return self.is_current and self.has_begun and not self.is_complete
 
     @property
     def is_complete(self) -> bool:
@@ -137,7 +141,7 @@ def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -
         is_due=_is_due(children, desired),
         job=job,
         has_begun=text(pod, "status", "phase") in ("Running", "Succeeded"),
-        why_not_running=_why_not_running(observed, pod),
+        why_not_running=_why_not_running(observed, job, pod),
         is_program_missing=not _NO_PROGRAM_CODES.isdisjoint(_exit_codes(job, pod)),
         last_lines=_last_lines(pod),
         progress=observed.prefetch_progress,
@@ -189,8 +193,10 @@ def _own(jobs: Iterable[Object], owner: ServiceIdentity) -> Object | None:
     return next((job for job in jobs if controller_uid(job) == owner.uid), None)
 
 
-def _why_not_running(observed: Observed, pod: Object | None) -> str:
-    if pod is None or text(pod, "status", "phase") != "Pending":
+def _why_not_running(observed: Observed, job: Object | None, pod: Object | None) -> str:
+    if pod is None:
+        return cut(observed.warnings.get(name_of(job or {}), ""), 500)
+    if text(pod, "status", "phase") != "Pending":
         return ""
     return pods_of(None, [pod], observed.warnings, observed.at).why_not_ready()
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from outrider_operator.cache import ObjectCache
-from outrider_operator.cluster_model import JOB_NAME_LABEL, PROFILING, SHARED_PROFILE, Object
+from outrider_operator.cluster_model import JOB_NAME_LABEL, PREFETCH, PROFILING, SHARED_PROFILE, Object
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.profiling.job_outcome import pod_of
@@ -79,10 +79,13 @@ async def test_events_are_read_only_of_pods_that_are_late(age_s: float, event_re
 
 
 @pytest.mark.parametrize(("conditions", "event_reads"), [([], 1), ([{"type": "Complete", "status": "True"}], 0)])
-async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], event_reads: int) -> None:
+@pytest.mark.parametrize("component", [PROFILING, PREFETCH])
+async def test_events_of_a_job_without_a_pod_are_read(
+    conditions: list[Object], event_reads: int, component: str
+) -> None:
     """A quota on pods: nothing but the Job's own Events says why it does not begin."""
     job = document("outrider-profile-x", 3) | {"status": {"conditions": conditions}}
-    job["metadata"]["labels"] = labels("chat", PROFILING)
+    job["metadata"]["labels"] = labels("chat", component)
     api, cache = Api(), ObjectCache()
     cache.seen(JOB, job)
     observed = await _observer(api, cache).observe(_service(), ())

@@ -36,8 +36,9 @@ def models_updated(prefetch: Prefetch | None) -> Verdict | None:
 
 def _waiting(prefetch: Prefetch) -> str:
     what = f"{', '.join(prefetch.models)} into claim {prefetch.claim}"
-    if prefetch.why_not_running:
-        return cut(f"The download of {what} has not begun. {prefetch.why_not_running.rstrip('.')}.", 2048)
+    if not prefetch.is_downloading:
+        why = f" {prefetch.why_not_running.rstrip('.')}." if prefetch.why_not_running else ""
+        return cut(f"The download of {what} has not begun.{why}", 2048)
     progress = prefetch.progress
     if progress is None or not progress.total_bytes:
         return cut(f"Downloading {what} before pods start.", 2048)
@@ -49,9 +50,9 @@ def _waiting(prefetch: Prefetch) -> str:
 def prefetch_status(prefetch: Prefetch | None) -> PrefetchStatus | None:
     if prefetch is None:
         return None
-    phase = "Complete" if prefetch.is_complete else "Failed" if prefetch.has_failed else "Downloading"
-    if prefetch.job is None and not prefetch.is_due:
+    if not prefetch.is_current and not prefetch.is_due:
         return None
+    phase = _phase(prefetch)
     progress = prefetch.progress if phase == "Downloading" else None
     return PrefetchStatus(
         claim_name=cut(prefetch.claim, _MOST_TEXT),
@@ -60,3 +61,11 @@ def prefetch_status(prefetch: Prefetch | None) -> PrefetchStatus | None:
         downloaded=bytes_text(progress.downloaded_bytes) if progress is not None else "",
         total=bytes_text(progress.total_bytes) if progress is not None and progress.total_bytes else "",
     )
+
+
+def _phase(prefetch: Prefetch) -> str:
+    if prefetch.is_complete:
+        return "Complete"
+    if prefetch.has_failed:
+        return "Failed"
+    return "Downloading" if prefetch.is_downloading else "Waiting"

@@ -53,6 +53,7 @@ def test_models_are_downloaded_once_before_pods_and_jobs() -> None:
 
 def test_progress_is_in_status_and_condition() -> None:
     world = started()
+    world.job_pods[NAME] = download_pod("Running")
     world.prefetch_progress = PrefetchProgress(model="org/target", downloaded_bytes=3 << 30, total_bytes=12 << 30)
     world.settle()
     assert "org/target, org/eagle into claim cache" in world.condition(C.PROGRESSING).message
@@ -178,6 +179,51 @@ def test_missing_program_is_known_without_the_pod(exit_code: int, reason: str, i
     failed.update(reason=reason, message=words)
     world.settle()
     assert ((DEPLOYMENT, "chat") in world.objects) is is_rolled_out
+
+
+def phase(world: World) -> str:
+    status = world.observed().status.prefetch
+    return status.phase if status is not None else ""
+
+
+def test_job_that_is_refused_downloads_nothing() -> None:
+    """The status said Downloading."""
+    world = World(manifest(**CLAIM))
+    world.refuse(lambda document: document["metadata"]["name"] == NAME, "exceeded quota: jobs")
+    world.settle()
+    assert phase(world) == "Waiting"
+
+
+def test_paused_service_downloads_nothing() -> None:
+    """The status said Downloading."""
+    assert phase(started(paused=True)) == "Waiting"
+
+
+def test_job_of_other_models_is_not_the_download() -> None:
+    """The status said Downloading while the Job of the last revision was there."""
+    world = World(manifest(**CLAIM))
+    world.settle()
+    world.finish_job(NAME, "")
+    world.serve()
+    assert phase(world) == "Complete"
+    world.patch(draftPool=[PLD, EAGLE], paused=True)
+    world.reconcile()
+    assert phase(world) == "Waiting"
+
+
+def test_job_without_a_pod_says_why() -> None:
+    """A quota on pods: Progressing said that models were being downloaded."""
+    world = started()
+    world.warnings[NAME] = "FailedCreate: exceeded quota: pods"
+    world.settle()
+    assert phase(world) == "Waiting"
+    message = world.condition(C.PROGRESSING).message
+    assert "org/target, org/eagle into claim cache has not begun. FailedCreate: exceeded quota: pods." in message
+    del world.warnings[NAME]
+    world.job_pods[NAME] = download_pod("Running")
+    world.settle()
+    assert phase(world) == "Downloading"
+    assert "Downloading org/target" in world.condition(C.PROGRESSING).message
 
 
 def test_refused_job_is_named_in_progressing() -> None:
