@@ -77,6 +77,8 @@ class CanaryRollout:
     """Is its ConfigMap there, and were pods made of it?"""
     hot: HotConfig | None = None
     """Hot config for the canary's pods."""
+    hold: str = ""
+    """Why the pools cannot be compared now, in a sentence; else empty."""
     waits_for_profile: bool = False
     """Does the candidate wait for its profile (profiling.mode is Required)?"""
     has_pods_left: bool = False
@@ -154,6 +156,7 @@ def canary_rollout(
     pools = pools_of(stable.boot.draft_pool if stable is not None else [], desired.spec_revision.boot.draft_pool)
     pools = replace(pools, lost_revision=_lost_revision(children, desired, stable, proven))
     view = _view(observed, children, desired, stable, proven, is_blocked=is_blocked)
+    view = replace(view, hold=pools.hold(desired.spec))
     if pools.lost_revision:
         view = replace(view, stable=pools.lost_revision, pool_differs=True)
     rollout = _remembered(observed, children, desired, view, is_blocked=is_blocked)
@@ -222,6 +225,7 @@ def _remembered(
         view.settings,
         observed.at,
         view.orders,
+        hold=view.hold,
         waits_for_profile=desired.is_waiting and not is_blocked,
         is_frozen=True,
     )

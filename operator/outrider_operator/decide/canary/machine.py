@@ -106,6 +106,8 @@ class CanaryView:
     """Is rollout.strategy DraftCanary? Else the candidate rolls out without a canary."""
     is_paused: bool = False
     """spec.paused, or replicas is 0: nothing is decided."""
+    hold: str = ""
+    """Why the pools cannot be compared now, in a sentence (speculation is off): pods run, and nothing is decided."""
     is_rolled_out: bool = False
     """Does every pod run the candidate?"""
     pods: CanaryPods = CanaryPods()
@@ -133,7 +135,7 @@ class Canary:
     """Share of the requests that the candidate gets. Goodput depends on the hour's batch, so sums of different shares
     must not be added: the pooled ratio could favour the worse arm (Simpson's paradox)."""
     held_s: float = 0.0
-    """Seconds for which nothing could be measured (paused, Error): they do not count towards the timeout."""
+    """Seconds for which nothing could be measured (paused, held, Error): they do not count towards the timeout."""
     held_since: float = 0.0
     """Unix seconds at which such a time began that lasts; 0 without one."""
 
@@ -273,7 +275,7 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
         return before, None
     if before.candidate_percent != look.settings.candidate_percent:
         return _new(before, look, before.stable, before.obeyed), None
-    if look.is_paused:
+    if look.is_paused or look.hold:
         ledger = updated(before.ledger, look.pods.reports, look.pods.living)
         return replace(before.with_pause(look.at), ledger=ledger), None
     return _measured(before, look)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.spec import DrafterSpec, DraftMethod
+from outrider_crds.spec import DrafterSpec, DraftMethod, DraftPrefillMode, SpeculationMode, SpeculativeServiceSpec
 
 _LONGEST_STEM = 34
 """Characters of a name that "-was" and a number are added to: a name has 40 at most."""
@@ -35,6 +35,19 @@ class Pools:
         return (
             f"A pod hosts one PromptLookup drafter, and the pools have {' and '.join(lookups)}." if lookups[1:] else ""
         )
+
+    def hold(self, spec: SpeculativeServiceSpec) -> str:
+        """Why the arms cannot be compared now, in a sentence; else empty. A drafter that proposes nothing makes its
+        arm decode as if it were not there, so that any draft is as good as none."""
+        if spec.speculation.mode is SpeculationMode.OFF:
+            return "speculation.mode is Off."
+        if paused := next((drafter.name for drafter in spec.draft_pool if drafter.paused), ""):
+            return f"Drafter {paused} is paused."
+        own = set(self.stable) ^ set(self.candidate)
+        models = [one.name for one in self.hosted if one.name in own and one.method is not DraftMethod.PROMPT_LOOKUP]
+        if models and spec.speculation.draft_prefill is DraftPrefillMode.NEVER:
+            return f"speculation.draftPrefill is Never, so drafter {models[0]} does not run."
+        return ""
 
     def config(self, attempt: str, candidate_percent: int) -> CanaryConfig:
         return CanaryConfig(

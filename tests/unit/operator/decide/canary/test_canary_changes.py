@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT
 from outrider_operator.decide import decide
 
-from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, under_way
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD
 
 
@@ -67,6 +68,46 @@ def test_another_candidate_percent_counts_from_zero() -> None:
     assert world.phase == "Promoting"
 
 
+@pytest.mark.parametrize(
+    ("change", "back", "said"),
+    [
+        ({"speculation": {"mode": "Off"}}, {"speculation": {}}, "speculation.mode is Off."),
+        ({"speculation": {"draftPrefill": "Never"}}, {"speculation": {}}, "drafter eagle does not run."),
+        ({"draftPool": [PLD, {**EAGLE, "paused": True}]}, {"draftPool": [PLD, EAGLE]}, "Drafter eagle is paused."),
+    ],
+)
+@pytest.mark.parametrize("gain", [GAIN, 0.0, LOSS])
+def test_nothing_is_decided_while_drafters_do_not_run(
+    change: dict[str, Any], back: dict[str, Any], said: str, gain: float
+) -> None:
+    """Bug: both arms decoded plainly, were as good as each other, and any draft was promoted."""
+    world = under_way()
+    world.patch(**change)
+    world.settle()
+    world.measure_arms(100_000, gain)
+    assert (world.phase, world.rollout.requests) == ("Measuring", 100_000)
+    assert said in world.condition(C.PROGRESSING).message
+    world.now += 7 * 3600
+    world.settle()
+    assert world.phase == "Measuring"
+    world.patch(**back)
+    world.settle()
+    assert world.phase == ("Failed" if gain == LOSS else "Promoting")
+
+
+def test_a_paused_candidate_waits_from_its_start() -> None:
+    """Bug: it was measured as if it were not there, and promoted for being as good."""
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patched(PLD, {**EAGLE, "paused": True})
+    world.measure_arms(100_000)
+    assert (world.phase, world.revision()) == ("Starting", stable)
+    assert world.rollout.message.startswith("Drafter eagle is paused. The canary waits")
+    world.annotate(promote=world.rollout.candidate)
+    world.settle()
+    assert world.phase == "Promoting"
+
+
 def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:
     world = under_way()
     world.measure_arms(50)
@@ -104,6 +145,7 @@ def test_a_paused_service_decides_nothing() -> None:
     [
         ({"paused": True}, {"paused": False}),
         ({"replicas": 0}, {"replicas": 2}),
+        ({"speculation": {"mode": "Off"}}, {"speculation": {"mode": "ClosedLoop"}}),
         ({"draftPool": [PLD, {"name": "eagle", "method": "Nonsense"}]}, {"draftPool": [PLD, EAGLE]}),
     ],
 )
