@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.spec import DrafterSpec, DraftMethod, DraftPrefillMode, SpeculationMode, SpeculativeServiceSpec
 
+_LOOKUP = DraftMethod.PROMPT_LOOKUP
 _LONGEST_STEM = 34
 """Characters of a name that "-was" and a number are added to: a name has 40 at most."""
 
@@ -23,6 +24,11 @@ class Pools:
     """Names among `hosted` of the spec's drafters."""
     lost_revision: str = ""
     """The running revision, where nothing says what its pool is; empty where its ConfigMap does."""
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The candidate's drafters that stable lacks: what they do is the candidate's doing."""
+        return tuple(name for name in self.candidate if name not in self.stable)
 
     @property
     def problem(self) -> str:
@@ -43,8 +49,8 @@ class Pools:
             return "speculation.mode is Off."
         if paused := next((drafter.name for drafter in spec.draft_pool if drafter.paused), ""):
             return f"Drafter {paused} is paused."
-        own = set(self.stable) ^ set(self.candidate)
-        models = [one.name for one in self.hosted if one.name in own and one.method is not DraftMethod.PROMPT_LOOKUP]
+        own = {*self.own} | ({*self.stable} - {*self.candidate})
+        models = [drafter.name for drafter in self.hosted if drafter.name in own and drafter.method is not _LOOKUP]
         if models and spec.speculation.draft_prefill is DraftPrefillMode.NEVER:
             return f"speculation.draftPrefill is Never, so drafter {models[0]} does not run."
         return ""

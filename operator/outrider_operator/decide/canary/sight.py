@@ -65,7 +65,7 @@ def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
         living=living,
         products=sight.products,
         trouble=_trouble(sight, heeds_missing=heeds_missing) or (None if reports else _silence(sight)),
-        not_loaded=_missing(sight, sight.pools.candidate) if heeds_missing else "",
+        not_loaded=_missing(sight, sight.pools.own),
         restarts_under_candidate=updated(before.ledger, reports, living).most_restarts,
     )
 
@@ -78,11 +78,14 @@ def _of_revision(pods: Pods, revision: str) -> Pods:
 
 def _reports(sight: CanarySight, before: Canary, *, heeds_missing: bool) -> Iterator[PodReport]:
     """Sums of this attempt alone, of the products and SLO classes that the spec names: a pod may name any. Of pods that
-    lack a drafter there are none: both arms may be one pool there."""
+    lack a drafter there are none: both arms may be one pool there. With onMissingDrafter: Continue the running pool is
+    measured as it serves, without what it lacks; a candidate that lacks its own drafter proves nothing."""
     for name, state in sight.ready_states():
         if state.canary is None or state.canary.id != before.attempt:
             continue
-        if any(heeds_missing or _lacks_memory(drafter) for drafter in state.drafters if not drafter.loaded):
+        lacking = [drafter for drafter in state.drafters if not drafter.loaded]
+        own = {drafter.name for drafter in lacking} & {*sight.pools.own}
+        if own or (heeds_missing and lacking) or any(_lacks_memory(drafter) for drafter in lacking):
             continue
         arms = _bounded(state.canary, {slo.name for slo in sight.spec.slo_classes})
         product = _product(state.product, sight.spec.accelerator.products)

@@ -83,6 +83,38 @@ def test_a_draft_that_does_not_load_fails() -> None:
     assert "org/eagle: 404 Not Found" in world.condition(C.PROGRESSING).message
 
 
+def without(world: CanaryWorld, lacking: str, reason: str = "404 Not Found") -> list[DrafterReport]:
+    """Drafters of the canary's pod, of which one is not loaded."""
+    return [
+        DrafterReport(name=name, loaded=name != lacking, reason=reason * (name == lacking)) for name in world.hosted
+    ]
+
+
+def test_shared_drafter_that_does_not_load_is_an_error() -> None:
+    """Bug: a drafter of both pools failed the candidate for good, which may be the patch that mends something else."""
+    world = CanaryWorld()
+    world.patched()
+    world.measure_arms(1000, GAIN, drafters=without(world, "pld"))
+    assert (world.phase, world.rollout.cause, world.rollout.requests) == ("Error", "StableNotLoaded", 0)
+    world.measure_arms(1000, GAIN)
+    assert world.phase == "Promoting"
+
+
+def test_missing_candidate_is_no_success_under_continue() -> None:
+    """Bug: a draft that did not load drafted as the running pool, and was Successful for being as good."""
+    world = CanaryWorld(rollout={**CANARY, "onMissingDrafter": "Continue"})
+    world.patched()
+    world.measure_arms(1000, 0.05, drafters=without(world, "eagle"))
+    assert (world.phase, world.rollout.cause) == ("Failed", "DrafterNotLoaded")
+
+
+def test_running_pool_that_lacks_a_drafter_is_measured_under_continue() -> None:
+    world = CanaryWorld(rollout={**CANARY, "onMissingDrafter": "Continue"})
+    world.patched()
+    world.measure_arms(1000, GAIN, drafters=without(world, "pld"))
+    assert world.phase == "Promoting"
+
+
 def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
     """Bug: the pod that was still there lacked the drafter, and the patch that mends it failed for ever."""
     world = CanaryWorld()
