@@ -93,11 +93,12 @@ def cli_page() -> str:
 
 def _parsers() -> list[argparse.ArgumentParser]:
     from outrider_crds.kubectl_plugin import parser as plugin
+    from outrider_runtime.prefetch import parser as prefetch
     from outrider_runtime.profiler.main import parser as profile
     from outrider_runtime.server.main import serve_parser
     from outrider_runtime.simulate.main import parser as simulate
 
-    return [serve_parser(), profile(), simulate(), plugin()]
+    return [serve_parser(), profile(), prefetch(), simulate(), plugin()]
 
 
 def _program(parser: argparse.ArgumentParser) -> str:

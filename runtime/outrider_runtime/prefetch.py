@@ -22,6 +22,7 @@ from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.page_server import PageServer, WebPage
 
 logger = logging.getLogger(__name__)
+_DESCRIPTION = "Download a service's hub models into the claim that its pods share, and report progress."
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
 SAFE_WEIGHTS = "*.safetensors"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.ot")
@@ -50,17 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminated)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)  # not that of the HTTP client, which tells of each request
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     board = ProgressBoard()
     PageServer(listen("", options.admin_port, "--admin-port"), board.answer).start()
     models = [*(_model(text, is_target=True) for text in options.target), *map(_model, options.draft)]
     try:
         downloads = [download for model in models if (download := _planned(model)) is not None]
         board.plan(downloads)
-        for download in downloads:
-            board.begin(download)
-            _fetch(download)
-        board.end()
+        on_claim = [download.model for download in downloads if _is_fetched(download, board)]
+        board.end(summary(models, on_claim))
     except DownloadError as error:
         sys.exit(f"outrider-prefetch: {error}")
 
@@ -86,9 +85,9 @@ class ProgressBoard:
         self._current = download.model.name
         logger.info("downloading %s: %d files, %d bytes", self._current, len(download.files), download.size_bytes)
 
-    def end(self) -> None:
+    def end(self, summary: str) -> None:
         self._current = ""
-        logger.info("all models are on the claim")
+        logger.info("%s", summary)
 
     def progress(self) -> PrefetchProgress:
         """What of the models is on the claim, files that are being written included."""
@@ -103,6 +102,16 @@ class ProgressBoard:
         if target.partition("?")[0] != PREFETCH_PATH:
             return _json(HTTPStatus.NOT_FOUND, {"error": f"no such page; this port serves {PREFETCH_PATH}"})
         return _json(HTTPStatus.OK, self.progress().wire())
+
+
+def summary(models: Iterable[HubModel], on_claim: Iterable[HubModel]) -> str:
+    """The last line of a download that succeeded: what of `models` is on the claim."""
+    drafts = [model for model in models if not model.is_target]
+    on_claim = tuple(on_claim)
+    targets = ["the target"] if any(model.is_target for model in on_claim) else []
+    present = sum(not model.is_target for model in on_claim)
+    counted = [f"{present} of {len(drafts)} drafts"] if drafts else []
+    return f"on the claim: {' and '.join([*targets, *counted]) or 'nothing'}"
 
 
 def wanted_files(files: Iterable[str]) -> tuple[str, ...]:
@@ -127,14 +136,18 @@ def _planned(model: HubModel) -> Download | None:
     return Download(model, files, sum(sizes[file] for file in files))
 
 
-def _fetch(download: Download) -> None:
+def _is_fetched(download: Download, board: ProgressBoard) -> bool:
+    """Download, and return False for a draft that cannot be had."""
     from huggingface_hub import snapshot_download
 
     model = download.model
+    board.begin(download)
     try:
         snapshot_download(model.name, revision=model.revision, allow_patterns=list(download.files))
     except Exception as error:  # as above
         _without(model, error)
+        return False
+    return True
 
 
 def _without(model: HubModel, error: Exception) -> None:
@@ -168,12 +181,12 @@ def _model(text: str, *, is_target: bool = False) -> HubModel:
     return HubModel(name, revision or None, is_target)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider-prefetch", description=__doc__)
-    parser.add_argument("--target", action="append", default=[], metavar="NAME@REVISION", help="must be on the hub")
-    parser.add_argument("--draft", action="append", default=[], metavar="NAME@REVISION", help="may be absent there")
-    parser.add_argument("--admin-port", type=int, default=ADMIN_PORT, help="port of the page with the progress")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="outrider-prefetch", description=_DESCRIPTION)
+    made.add_argument("--target", action="append", default=[], metavar="NAME@REVISION", help="must be on the hub")
+    made.add_argument("--draft", action="append", default=[], metavar="NAME@REVISION", help="may be absent there")
+    made.add_argument("--admin-port", type=int, default=ADMIN_PORT, help="port of the page with the progress")
+    return made
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:

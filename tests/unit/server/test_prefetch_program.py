@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 from outrider_crds.prefetch_report import PREFETCH_PATH
-from outrider_runtime.prefetch import wanted_files
+from outrider_runtime.prefetch import HubModel, summary, wanted_files
 
 from tests.ports import free_port
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TARGET = HubModel("org/model", None, is_target=True)
+DRAFT = HubModel("org/draft", None, is_target=False)
+OTHER_DRAFT = HubModel("org/other", "main", is_target=False)
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"b" * 9000}
 
 
@@ -102,6 +105,7 @@ def test_target_is_downloaded_and_progress_is_reported(tmp_path: Path, hub: tupl
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
     assert "draft 'org/absent' is left out" in said
+    assert said.splitlines()[-1] == "on the claim: the target and 0 of 1 drafts"
     snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / COMMIT
     assert {file.name for file in snapshot.iterdir()} == {"config.json", "model.safetensors"}
 
@@ -114,6 +118,19 @@ def test_target_that_is_not_on_the_hub_ends_it_with_a_sentence(
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said.splitlines()[-1].startswith("outrider-prefetch: model 'org/absent' cannot be had from the hub: ")
+
+
+@pytest.mark.parametrize(
+    ("models", "on_claim", "words"),
+    [
+        ([TARGET, DRAFT, OTHER_DRAFT], [TARGET, DRAFT], "on the claim: the target and 1 of 2 drafts"),
+        ([TARGET], [TARGET], "on the claim: the target"),
+        ([DRAFT, OTHER_DRAFT], [OTHER_DRAFT, DRAFT], "on the claim: 2 of 2 drafts"),
+    ],
+)
+def test_last_line_counts_what_is_on_the_claim(models: list[HubModel], on_claim: list[HubModel], words: str) -> None:
+    """It said that all models were, after drafts had been left out."""
+    assert summary(models, on_claim) == words
 
 
 def test_pickled_weights_are_taken_where_there_are_no_others() -> None:
