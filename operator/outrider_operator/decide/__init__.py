@@ -1,9 +1,10 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
-The layers, lowest first: `ownership`, `drift` and `pods` read the cluster's objects. `pod_spec` writes pod templates.
-`revisions`, `runtime_image`, `profile_store`, `rollout_gate` and `desired_state` turn the spec into what should run.
-`workloads` and `profiling` plan children and Jobs. `canary` measures a changed draft pool before it is rolled out.
-`figures` turns counters into numbers, and `conditions` writes the status.
+The layers, lowest first: `ownership`, `drift` and `pod_states` read the cluster's objects. `pod_spec` writes pod
+templates. `revisions`, `runtime_image`, `profile_store`, `rollout_gate` and `desired_state` turn the spec into what
+should run; `readable_spec` reads what a spec of another release has in common with this one. `workloads` and
+`profiling` plan children and Jobs, and `model_download` plans the Job that a rollout may wait for. `canary` measures a
+changed draft pool before it is rolled out. `figures` turns counters into numbers, and `conditions` writes the status.
 """
 
 from __future__ import annotations

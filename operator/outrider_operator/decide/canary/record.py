@@ -33,7 +33,7 @@ _LASTING = (
 _LONGEST_RECORD = 8 * 1024
 """Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
 _NEWS_SHARE = 0.1
-"""Growth of the requests from which on the record is written again: entry write is one of the ReplicaSet, too."""
+"""Growth of the requests from which on the record is written again: each write is one of the ReplicaSet, too."""
 
 
 def canary_of(status: RolloutStatus | None) -> Canary | None:

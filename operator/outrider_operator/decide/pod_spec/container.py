@@ -1,4 +1,4 @@
-"""Fields that the containers of serving and profiling pods share: environment, image, security."""
+"""Fields that the pods that serve, profile and download models share: environment, image, security."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def container(
 
 
 def pod_fields(spec: SpeculativeServiceSpec, settings: OperatorSettings, volumes: list[Mounted]) -> Object:
-    """Fields that the pod specs of serving and profiling pods share."""
+    """Fields of the pod spec that pods of all three kinds share."""
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would inject VLLM_PORT, which vLLM takes for its own
