@@ -282,13 +282,24 @@ def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -
     }
     fields: Object = {
         **pod_fields(spec, settings, volumes),
-        **scheduling(spec, products=[]),
+        **_placement(spec),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 10,
         "containers": [downloader],
     }
     pod = patched(fields, spec.pod_template, DOWNLOADER, serving=False)
     return {name: value for name, value in pod.items() if name != "resourceClaims"}
+
+
+def _placement(spec: SpeculativeServiceSpec) -> Object:
+    """Admission gives pods that request a GPU the toleration of its nodes' taint (ExtendedResourceToleration). This
+    one requests none, so it brings the toleration along: the node selector may name such nodes."""
+    accelerator = spec.accelerator
+    fields = scheduling(spec, products=[])
+    if accelerator.on_cpu:
+        return fields
+    device = {"key": accelerator.resource_name, "operator": "Exists", "effect": "NoSchedule"}
+    return {**fields, "tolerations": [*items(fields, "tolerations"), device]}
 
 
 def _arguments(spec: SpeculativeServiceSpec) -> list[str]:

@@ -69,7 +69,7 @@ def test_download_takes_no_gpu_and_no_product() -> None:
     pod = job(world)["spec"]["template"]["spec"]
     assert not pod["containers"][0]["resources"]
     assert "affinity" not in pod
-    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert {"key": "gpu", "operator": "Exists"} in pod["tolerations"]
 
 
 def test_download_runs_where_serving_pods_may_run() -> None:
@@ -84,6 +84,15 @@ def test_download_runs_where_serving_pods_may_run() -> None:
     pod = job(world)["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"pool": "inference", "disk": "fast"}
     assert pod["affinity"] == affinity, "the product is no condition: its nodes may be full"
+
+
+@pytest.mark.parametrize(("product", "is_tolerated"), [("NVIDIA-L4", True), ("cpu", False)])
+def test_download_tolerates_the_taint_of_gpu_nodes(product: str, is_tolerated: bool) -> None:
+    """Admission lets serving pods onto such nodes, by their GPUs; the node selector may leave no others."""
+    world = started(accelerator={"products": [product], "nodeSelector": {"pool": "inference"}})
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    pod = job(world)["spec"]["template"]["spec"]
+    assert (taint in pod.get("tolerations", [])) is is_tolerated
 
 
 def test_download_requests_cpu_and_memory_without_devices() -> None:
