@@ -80,6 +80,16 @@ class DrafterMemory(Model):
     """Share of the KV cache's tokens that the drafter costs."""
 
 
+MEMORY_WORDS = (
+    "the pool does not fit into memory",  # the plugin's, before it serves
+    "memory ended while the target's graphs were captured",
+    "out of memory",  # torch's, of a device
+    "not enough memory",  # torch's, of a host
+    "cannot allocate memory",  # Linux's
+)
+"""Parts of `DrafterReport.reason`, in lower case, that mean too little memory. The word may be part of a model name."""
+
+
 class DrafterReport(Model):
     METRICS: ClassVar[Group] = Group(
         "Drafters", "All carry the label `drafter`: the name in `spec.draftPool`.", label="drafter"

@@ -272,7 +272,7 @@ class RolloutSums(Model):
     started_at: float = 0.0
     """Unix time at which the pod's process started."""
     restarts: Count = 0
-    """Processes of the pod that ended once the candidate had run in it."""
+    """Processes of the pod that ended once it was ready with both pools."""
     stable: ArmState = ArmState()
     """Sums over the stable pool's requests."""
     candidate: ArmState = ArmState()

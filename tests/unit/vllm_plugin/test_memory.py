@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.runtime_state import DrafterMemory
+from outrider_crds.runtime_state import MEMORY_WORDS, DrafterMemory
 from outrider_runtime.vllm_plugin.memory import (
     MemoryUse,
     does_not_fit,
@@ -105,6 +105,12 @@ def test_reports_drafter_to_drop_when_graph_capture_is_oom() -> None:
     assert heaviest(takes) == "draft"
     assert heaviest({}) is None
     assert "draft takes 2000 MiB of weights" in no_room_for_graphs("draft", takes["draft"])
+
+
+def test_operator_reads_a_lack_of_memory_from_the_reason() -> None:
+    takes = {"head": MemoryUse(800 << 20, 10)}
+    for said in (does_not_fit(takes, 100 << 20, 120 << 20, 8192), no_room_for_graphs("head", takes["head"])):
+        assert any(words in said for words in MEMORY_WORDS)
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**9), st.booleans())

@@ -69,11 +69,8 @@ class PodReport:
     """Unix time; another one means another process, which counts from 0."""
     arms: Arms
     restarts: int = 0
-    """Processes of the pod that ended once the candidate had run in it; the ledger counts them."""
-
-    @property
-    def has_run_candidate(self) -> bool:
-        return self.restarts > 0 or self.arms.candidate.requests > 0
+    """Processes of the pod that ended once it was ready with both arms, and of a pod before it that is gone. The ledger
+    counts them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,8 @@ class Ledger:
 
     ended: Mapping[str, Arms] = field(default_factory=dict)
     """Product -> sums of processes that have ended."""
+    ended_restarts: Mapping[str, int] = field(default_factory=dict)
+    """Product -> restarts of the pod that had most, of pods that are gone."""
     running: tuple[PodReport, ...] = ()
     """The last report of each pod."""
 
@@ -95,28 +94,37 @@ class Ledger:
     @property
     def most_restarts(self) -> int:
         """Restarts of the pod that has most: one fault of a node may end a process in each."""
-        return max((report.restarts for report in self.running), default=0)
+        return max([report.restarts for report in self.running] + list(self.ended_restarts.values()), default=0)
 
 
 def updated(ledger: Ledger, reports: Iterable[PodReport], living: Container[str]) -> Ledger:
     """`ledger` with the newest report of each pod. A pod of `living` that does not answer keeps its last one; of a pod
     that is gone the sums stay."""
     before, ended = {report.pod: report for report in ledger.running}, dict(ledger.ended)
-    newest = {**before, **{report.pod: _following(before.get(report.pod), report) for report in reports}}
+    newest = {**before, **{report.pod: _following(ledger, before.get(report.pod), report) for report in reports}}
     over = [last for pod, last in before.items() if newest[pod].started_at != last.started_at or pod not in living]
     for last in over:
         ended[last.product] = ended.get(last.product, Arms()) + last.arms
     kept = tuple(newest[pod] for pod in sorted(newest) if pod in living)
-    return Ledger(ended, kept)
+    gone = [last for pod, last in newest.items() if pod not in living]
+    return Ledger(ended, _most_restarts(ledger, gone), kept)
 
 
-def _following(last: PodReport | None, report: PodReport) -> PodReport:
-    """`report` with its pod's restarts; `last` is the report before it. What ends before the candidate has run is not
-    its doing, nor what ends before it reports."""
+def _following(ledger: Ledger, last: PodReport | None, report: PodReport) -> PodReport:
+    """`report` with its pod's restarts; `last` is the report before it. A process that reports may get requests of the
+    candidate, so its end counts before one has finished. What ends before it reports is not the candidate's doing."""
     if last is None:
-        return report
-    is_restart = report.started_at != last.started_at and last.has_run_candidate
-    return replace(report, restarts=last.restarts + is_restart)
+        return replace(report, restarts=ledger.ended_restarts.get(report.product, 0))
+    return replace(report, restarts=last.restarts + (report.started_at != last.started_at))
+
+
+def _most_restarts(ledger: Ledger, gone: Iterable[PodReport]) -> dict[str, int]:
+    """Product -> restarts that its next pod begins with: another name is no clean record."""
+    most = dict(ledger.ended_restarts)
+    for last in gone:
+        if last.restarts > most.get(last.product, 0):
+            most[last.product] = last.restarts
+    return most
 
 
 def _sums(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:

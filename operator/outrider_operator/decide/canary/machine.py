@@ -74,7 +74,9 @@ class CanaryPods:
     not_loaded: str = ""
     """A pod's sentence about a drafter of the candidate that it has not loaded."""
     restarts_under_candidate: int = 0
-    """Times that a container ended while a drafter of the candidate ran."""
+    """Times that a process ended once it was ready with both arms."""
+    out_of_memory: str = ""
+    """A sentence about a pod that was last ended for want of memory; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +343,8 @@ def _failed(canary: Canary, pods: CanaryPods, judgement: Judgement | None) -> Ca
     if pods.not_loaded:
         return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.DRAFTER_NOT_LOADED, said=pods.not_loaded)
     if pods.restarts_under_candidate > 1:
-        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.CANDIDATE_CRASHED)
+        cause = Cause.NO_ROOM_FOR_BOTH if pods.out_of_memory else Cause.CANDIDATE_CRASHED
+        return replace(canary, phase=CanaryPhase.FAILED, cause=cause, said=pods.out_of_memory)
     if judgement is not None and judgement.verdict in _BY_VERDICT:
         cause = _BY_VERDICT[judgement.verdict]
         return replace(canary, phase=CanaryPhase.FAILED, cause=cause, said=judgement.slo_class)

@@ -78,7 +78,10 @@ def record_text(status: RolloutStatus, deployment: Object | None) -> str:
 
 def sums_of(ledger: Ledger) -> list[RolloutSums]:
     """The ledger as the status keeps it."""
-    ended = [_sums(product, "", 0.0, arms) for product, arms in sorted(ledger.ended.items())]
+    ended = [
+        _sums(product, "", 0.0, arms).model_copy(update={"restarts": ledger.ended_restarts.get(product, 0)})
+        for product, arms in sorted(ledger.ended.items())
+    ]
     return [*ended, *(_running_sums(last) for last in ledger.running)]
 
 
@@ -126,12 +129,13 @@ def _requests(status: RolloutStatus) -> int:
 
 def _ledger(sums: list[RolloutSums]) -> Ledger:
     ended = {entry.product: arms_of(entry.stable, entry.candidate) for entry in sums if not entry.pod}
+    restarts = {entry.product: entry.restarts for entry in sums if not entry.pod and entry.restarts}
     running = (
         PodReport(entry.pod, entry.product, entry.started_at, arms_of(entry.stable, entry.candidate), entry.restarts)
         for entry in sums
         if entry.pod
     )
-    return Ledger(ended, tuple(running))
+    return Ledger(ended, restarts, tuple(running))
 
 
 def _running_sums(last: PodReport) -> RolloutSums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from outrider_crds.runtime_state import ArmState, CanaryState, DrafterReport, RuntimeState
+from outrider_crds.runtime_state import MEMORY_WORDS, ArmState, CanaryState, DrafterReport, RuntimeState
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
@@ -14,12 +14,10 @@ from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
 from outrider_operator.decide.canary.pools import Pools
 from outrider_operator.decide.canary.record import arms_of
 from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
-from outrider_operator.validation.reading import name_of
+from outrider_operator.validation.reading import items, name_of, text
 
 _SETTLED_S = 60.0
 """Age of a process from which on it has read its hot config: until then it may not report a canary yet."""
-_MEMORY = "memory"
-"""Word in the reason of a drafter that was left out because both pools do not fit."""
 _MIB = 1 << 20
 
 Trouble = tuple[Cause, str]
@@ -67,7 +65,18 @@ def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
         trouble=_trouble(sight, heeds_missing=heeds_missing) or (None if reports else _silence(sight)),
         not_loaded=_missing(sight, sight.pools.own),
         restarts_under_candidate=updated(before.ledger, reports, living).most_restarts,
+        out_of_memory=next(map(_out_of_memory, filter(_was_out_of_memory, sight.pods.living)), ""),
     )
+
+
+def _was_out_of_memory(pod: Object) -> bool:
+    """Did a container of it last end for want of memory? Two pools in one pod take more than either."""
+    statuses = items(pod, "status", "containerStatuses")
+    return any(text(status, "lastState", "terminated", "reason") == "OOMKilled" for status in statuses)
+
+
+def _out_of_memory(pod: Object) -> str:
+    return f"Pod {name_of(pod)}, which hosts both pools, was ended for want of memory (OOMKilled)."
 
 
 def _of_revision(pods: Pods, revision: str) -> Pods:
@@ -158,7 +167,8 @@ def _no_room(sight: CanarySight) -> str:
 
 
 def _lacks_memory(drafter: DrafterReport) -> bool:
-    return not drafter.loaded and _MEMORY in drafter.reason.lower()
+    said = drafter.reason.lower()
+    return not drafter.loaded and any(words in said for words in MEMORY_WORDS)
 
 
 def _memory_text(drafter: DrafterReport) -> str:

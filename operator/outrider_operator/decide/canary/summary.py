@@ -17,7 +17,7 @@ _REASONS: Mapping[Cause, str] = {
     Cause.WORSE: "Its goodput is below the line of {line:+d}%.",
     Cause.SLO_LOWERED: "It attains SLO class {detail} less often, by more than 2 points.",
     Cause.DRAFTER_FAILED: "A drafter of the candidate was suspended twice after an error.",
-    Cause.CANDIDATE_CRASHED: "The canary pod ended twice while the candidate's drafters ran.",
+    Cause.CANDIDATE_CRASHED: "The canary pod ended twice once it was ready with both pools.",
     Cause.ABORTED_BY_HAND: "It was aborted by the annotation outrider.dev/abort.",
     Cause.TIMEOUT: "The requests do not tell the pools apart within rollout.canary.timeout ({timeout}).",
     Cause.NO_TRAFFIC: "Fewer than {least} requests of each arm finished within rollout.canary.timeout ({timeout}).",

@@ -61,7 +61,7 @@ def test_pod_without_room_for_a_drafter_gets_no_verdict(lacking: str, gain: floa
     world = CanaryWorld()
     world.patched()
     drafters = [
-        DrafterReport(name=name, loaded=name != lacking, reason=f"no memory is left for {name}" * (name == lacking))
+        DrafterReport(name=name, loaded=name != lacking, reason="CUDA out of memory" * (name == lacking))
         for name in ("pld", "eagle")
     ]
     world.measure_arms(100_000, gain, drafters=drafters)
@@ -72,15 +72,16 @@ def test_pod_without_room_for_a_drafter_gets_no_verdict(lacking: str, gain: floa
 
 
 def test_a_draft_that_does_not_load_fails() -> None:
+    """Bug: "memory" in the name of its model was taken for a lack of memory."""
     world = CanaryWorld()
     world.patched()
     drafters = [
         DrafterReport(name="pld", loaded=True),
-        DrafterReport(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
+        DrafterReport(name="eagle", loaded=False, reason="acme/memory-eagle: 404 Not Found"),
     ]
     world.measure_arms(0, drafters=drafters)
     assert (world.phase, world.rollout.cause) == ("Failed", "DrafterNotLoaded")
-    assert "org/eagle: 404 Not Found" in world.condition(C.PROGRESSING).message
+    assert "acme/memory-eagle: 404 Not Found" in world.condition(C.PROGRESSING).message
 
 
 def without(world: CanaryWorld, lacking: str, reason: str = "404 Not Found") -> list[DrafterReport]:
@@ -164,15 +165,59 @@ def test_a_pod_that_keeps_ending_while_the_candidate_runs_fails_it() -> None:
     assert phases == [("Measuring", ""), ("Failed", "CandidateCrashed")]
 
 
-def test_restarts_before_candidate_runs_do_not_fail_it() -> None:
+def test_restarts_before_pod_is_ready_do_not_fail_it() -> None:
     """Bug: two restarts of a starting pod, or of a sidecar, and the candidate's first request failed it for ever."""
     world = CanaryWorld()
     world.patched()
-    world.pods[f"{NAME}-0"]["status"]["containerStatuses"][0]["restartCount"] = 2
-    for requests in (0, 0, 10, 20):
-        world.processes += requests == 0
-        world.measure_arms(requests)
+    pod = world.pods[f"{NAME}-0"]
+    pod["status"]["containerStatuses"][0]["restartCount"] = 2
+    (ready,) = pod["status"]["conditions"]
+    for status in ("False", "False", "True", "True"):
+        ready["status"] = status
+        world.processes += status == "False"
+        world.measure_arms(10)
     assert world.phase == "Measuring"
+
+
+def test_candidate_that_ends_pods_before_any_request_fails() -> None:
+    """Bug: only a pod that had finished a request of the candidate counted, so that one which ended its engine at the
+    first request did so for ever."""
+    world = CanaryWorld()
+    world.patched()
+    causes = []
+    for _ in range(3):
+        world.measure_arms(0)
+        world.processes += 1
+        causes.append(world.rollout.cause)
+    assert causes == ["", "", "CandidateCrashed"]
+    assert world.phase == "Failed"
+
+
+def test_replaced_pod_goes_on_with_the_restarts_before_it() -> None:
+    """Bug: under another name each pod might end once more."""
+    world = under_way()
+    world.processes += 1
+    world.measure_arms(0)
+    pod = world.pods.pop(f"{NAME}-0")
+    world.settle()
+    world.pods["chat-canary-9"] = {**pod, "metadata": {**pod["metadata"], "name": "chat-canary-9"}}
+    world.measure_arms(0, pod="chat-canary-9")
+    assert world.phase == "Measuring"
+    world.processes += 1
+    world.measure_arms(0, pod="chat-canary-9")
+    assert (world.phase, world.rollout.cause) == ("Failed", "CandidateCrashed")
+
+
+def test_pod_that_ends_for_want_of_memory_says_so() -> None:
+    """Bug: it was a verdict about the draft, which may fit in a pod of its own."""
+    world = under_way()
+    status = world.pods[f"{NAME}-0"]["status"]["containerStatuses"][0]
+    status["lastState"] = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    for _ in range(2):
+        world.processes += 1
+        world.measure_arms(10)
+    assert (world.phase, world.rollout.cause) == ("Failed", "NoRoomForBoth")
+    assert "was ended for want of memory (OOMKilled). Make room" in world.rollout.message
 
 
 def test_one_restart_of_each_pod_does_not_fail_candidate() -> None:
