@@ -117,7 +117,7 @@ def test_oom_in_graph_capture_restarts_without_the_largest(monkeypatch: pytest.M
     monkeypatch.setattr(GPUModelRunner, "capture_model", end)
     runner = object.__new__(CPUPoolRunner)
     takes = {"draft": MemoryUse(9 << 20, 0)}
-    runner.speculator = SimpleNamespace(takes=lambda _specs: takes)
+    runner.speculator = SimpleNamespace(memory_use=lambda _specs: takes)
     monkeypatch.setattr(CPUPoolRunner, "get_kv_cache_spec", lambda _: {})
     with pytest.raises(torch.OutOfMemoryError) as ended:
         runner.capture_model()
