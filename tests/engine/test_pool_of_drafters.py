@@ -280,7 +280,7 @@ def test_a_member_whose_graphs_cannot_be_captured_ends_the_start_with_a_note() -
 
 
 @given(
-    found=st.lists(st.integers(0, MOST), min_size=4, max_size=4),
+    match_tokens=st.lists(st.integers(0, MOST), min_size=4, max_size=4),
     chosen=st.lists(st.integers(-1, 1), min_size=4, max_size=4),
     second=st.lists(st.integers(-1, 1), min_size=4, max_size=4),
     passes=st.lists(st.integers(1, MOST), min_size=2, max_size=2),

@@ -24,20 +24,21 @@ _ROOT = f"/apis/{GROUP}/{VERSION}"
 class ExternalMetrics:
     """Serves the demand that the page at `url` holds, by namespace and labels."""
 
-    def __init__(self, address: str, url: str, folder: Path) -> None:
-        self._address, self._url = address, url
+    def __init__(self, cluster: Cluster, url: str, folder: Path) -> None:
+        self._cluster, self._url = cluster, url
+        address = cluster.machine_address
         self._certificate = certificate_for(address, folder)
         self._server = http.server.ThreadingHTTPServer((address, 0), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certificate, self._certificate.with_name("key"))
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
 
-    def register(self, cluster: Cluster) -> None:
+    def _register(self) -> None:
         port = self._server.server_address[1]
         name = {"name": "outrider-external-metrics", "namespace": "default"}
-        spec = {"type": "ExternalName", "externalName": self._address, "ports": [{"port": port}]}
-        cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": name, "spec": spec})
-        cluster.apply(
+        spec = {"type": "ExternalName", "externalName": self._cluster.machine_address, "ports": [{"port": port}]}
+        self._cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": name, "spec": spec})
+        self._cluster.apply(
             {
                 "apiVersion": "apiregistration.k8s.io/v1",
                 "kind": "APIService",
@@ -51,9 +52,13 @@ class ExternalMetrics:
 
     def __enter__(self) -> ExternalMetrics:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._register()
         return self
 
     def __exit__(self, *_: object) -> None:
+        # An API that does not answer keeps every namespace from going: its content cannot be listed.
+        self._cluster.kubectl("delete", "apiservice", f"{VERSION}.{GROUP}")
+        self._cluster.kubectl("delete", "service", "outrider-external-metrics", "-n", "default")
         self._server.shutdown()
         self._server.server_close()
 

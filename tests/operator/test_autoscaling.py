@@ -39,8 +39,7 @@ def test_hpa_follows_the_demand_up_and_down(
     """Load up, replicas up; load down, replicas down."""
     url = f"http://127.0.0.1:{operator_process.metrics_port}/metrics"
     service = make("scaled", standin={"tokens_per_s": 1_500})
-    with ExternalMetrics(cluster.machine_address, url, tmp_path) as adapter:
-        adapter.register(cluster)
+    with ExternalMetrics(cluster, url, tmp_path):
         cluster.apply(_hpa(service))
         wait_for("more replicas", lambda: service.read()["spec"].get("replicas", 1) == MOST)
         service.wait_updated()

@@ -273,8 +273,7 @@ def test_namespace_that_is_deleted_gives_no_warnings(
         client.create(SERVICE, manifests.service(name, namespace))
     for name in ("a", "b", "c"):
         Service(client, namespace, name).wait_updated()
-    # The namespace controller looks again only after half the grace period of the pods that remain.
-    cluster.kubectl("delete", "namespace", namespace, "--timeout=280s", timeout_s=300)
+    cluster.kubectl("delete", "namespace", namespace, "--timeout=100s")
     lines = [line for line in operator_process.log_text().splitlines() if namespace in line]
     assert lines
     assert [line for line in lines if "[INFO " not in line] == []
