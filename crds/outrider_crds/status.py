@@ -268,7 +268,7 @@ class RolloutSums(Model):
     product: Text
     """Product of the pod."""
     pod: Text = ""
-    """Name of a canary pod; empty for processes that have ended."""
+    """Name of a canary pod, which may be gone; empty for processes that ended before."""
     started_at: float = 0.0
     """Unix time at which the pod's process started."""
     restarts: Count = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider_crds.runtime_state import MOST_COUNTED
@@ -11,6 +11,8 @@ _NUMBERS = (
     "requests", "tokens", "price_s", "tokens_squared", "price_squared", "tokens_times_price", "failures"
 )  # fmt: skip
 """Fields of `ArmSums` that are a number each."""
+_MOST_REPORTS = 16
+"""Reports up to which those of pods that are gone are kept: more would burden the status for no use."""
 LEAST_SUM = 1e-9
 """Least divisor, in tokens or seconds: the state endpoint keeps nine decimals, and what is smaller is no quantity."""
 
@@ -82,7 +84,7 @@ class Ledger:
     ended_restarts: Mapping[str, int] = field(default_factory=dict)
     """Product -> restarts of the pod that had most, of pods that are gone."""
     running: tuple[PodReport, ...] = ()
-    """The last report of each pod."""
+    """The last report of each pod, those that are gone included."""
 
     def products(self) -> dict[str, Arms]:
         """Product -> all that was counted on it."""
@@ -98,23 +100,32 @@ class Ledger:
 
 
 def updated(ledger: Ledger, reports: Iterable[PodReport], living: Container[str]) -> Ledger:
-    """`ledger` with the newest report of each pod. A pod of `living` that does not answer keeps its last one; of a pod
-    that is gone the sums stay."""
-    before, ended = {report.pod: report for report in ledger.running}, dict(ledger.ended)
-    newest = {**before, **{report.pod: _following(ledger, before.get(report.pod), report) for report in reports}}
-    over = [last for pod, last in before.items() if newest[pod].started_at != last.started_at or pod not in living]
-    for last in over:
+    """`ledger` with the newest report of each pod. A pod that does not answer, or is gone, keeps its last one: it may
+    come back into view, and must not count twice."""
+    before = {report.pod: report for report in ledger.running}
+    restarts = _most_restarts(ledger, [last for pod, last in before.items() if pod not in living])
+    newest = {**before, **{report.pod: _following(before.get(report.pod), report, restarts) for report in reports}}
+    restarted = [last for pod, last in before.items() if newest[pod].started_at != last.started_at]
+    surplus = _surplus(newest.values(), living)
+    ended = dict(ledger.ended)
+    for last in (*restarted, *surplus):
         ended[last.product] = ended.get(last.product, Arms()) + last.arms
-    kept = tuple(newest[pod] for pod in sorted(newest) if pod in living)
-    gone = [last for pod, last in newest.items() if pod not in living]
-    return Ledger(ended, _most_restarts(ledger, gone), kept)
+    kept = tuple(newest[pod] for pod in sorted(newest) if newest[pod] not in surplus)
+    return Ledger(ended, restarts, kept)
 
 
-def _following(ledger: Ledger, last: PodReport | None, report: PodReport) -> PodReport:
+def _surplus(reports: Collection[PodReport], living: Container[str]) -> list[PodReport]:
+    """Reports of the pods that have been gone longest, of which the sums alone are kept."""
+    gone = sorted((report for report in reports if report.pod not in living), key=lambda report: report.started_at)
+    return gone[: max(0, len(reports) - _MOST_REPORTS)]
+
+
+def _following(last: PodReport | None, report: PodReport, restarts: Mapping[str, int]) -> PodReport:
     """`report` with its pod's restarts; `last` is the report before it. A process that reports may get requests of the
-    candidate, so its end counts before one has finished. What ends before it reports is not the candidate's doing."""
+    candidate, so its end counts before one has finished. What ends before it reports is not the candidate's doing.
+    restarts: product -> those that a new pod begins with."""
     if last is None:
-        return replace(report, restarts=ledger.ended_restarts.get(report.product, 0))
+        return replace(report, restarts=restarts.get(report.product, 0))
     return replace(report, restarts=last.restarts + (report.started_at != last.started_at))
 
 

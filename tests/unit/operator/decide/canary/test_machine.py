@@ -351,12 +351,30 @@ def test_a_step_that_is_repeated_changes_nothing(phase: CanaryPhase) -> None:
 
 
 def test_sums_of_a_pod_that_is_gone_stay_once() -> None:
-    """Bug avoided: a pod that was replaced kept its last report for ever, under a name that no pod has any more."""
     after_loss = [seen(report(40)), seen(report(5, pod="b")), seen(report(6, pod="b"))]
     after_loss[1:] = [replace(look, pods=replace(look.pods, living=frozenset("b"))) for look in after_loss[1:]]
     canary = after(LOOK, *after_loss)
-    assert [last.pod for last in canary.ledger.running] == ["b"]
     assert canary.ledger.products()["H200"].least_requests == 46
+
+
+def test_pod_that_comes_back_into_view_counts_once() -> None:
+    """Bug: its sums were added to those of ended processes, and again by its next report."""
+    away = replace(seen(), pods=CanaryPods(living=frozenset()))
+    canary = after(LOOK, seen(report(40)), away, seen(report(41)))
+    assert canary.ledger.products()["H200"].least_requests == 41
+
+
+def test_reports_of_pods_that_are_gone_stay_few() -> None:
+    """Bug avoided: the status kept a report for ever under each name that no pod has any more."""
+    looks = [
+        replace(
+            LOOK, pods=CanaryPods(reports=(report(2, pod=f"p{n}", started_at=START + n),), living=frozenset((f"p{n}",)))
+        )
+        for n in range(100)
+    ]
+    ledger = after(LOOK, *looks).ledger
+    assert ([last.pod for last in ledger.running].count("p99"), len(ledger.running)) == (1, 16)
+    assert ledger.products()["H200"].least_requests == 200
 
 
 @pytest.mark.parametrize("phase", [CanaryPhase.SUPERSEDED, CanaryPhase.CANCELLED, CanaryPhase.SUCCESSFUL])
