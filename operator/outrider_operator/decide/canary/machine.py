@@ -145,6 +145,11 @@ class Canary:
         """Seconds from the start to `at` (Unix seconds) that count towards the timeout."""
         return (self.held_since or at) - self.started_at - self.held_s
 
+    @property
+    def is_held(self) -> bool:
+        """Can nothing be measured now, while there is no verdict?"""
+        return bool(self.held_since) and self.phase in _OPEN
+
     def with_pause(self, at: float) -> Canary:
         """The canary while nothing can be measured."""
         is_counted = self.held_since or self.phase not in _OPEN

@@ -70,7 +70,7 @@ def message_of(rollout: CanaryRollout) -> str:
     judgement = _judgement(rollout, canary)
     reason, gain = _reason(rollout, canary), _gain_text(_worst(judgement))
     left = _time_left(rollout, canary, judgement) if canary.phase == CanaryPhase.MEASURING else ""
-    if rollout.hold and canary.held_since:
+    if rollout.hold and canary.is_held:
         return f"{rollout.hold} The canary waits, and its timeout does not run. {gain}".strip()
     sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
     filled = sentence.format(candidate=canary.candidate, stable=canary.stable, reason=reason, gain=gain, left=left)

@@ -106,6 +106,7 @@ def test_a_paused_candidate_waits_from_its_start() -> None:
     world.annotate(promote=world.rollout.candidate)
     world.settle()
     assert world.phase == "Promoting"
+    assert world.rollout.message.startswith(f"Candidate {world.rollout.candidate} rolls out.")
 
 
 def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:
