@@ -1,6 +1,6 @@
 """The judge of every figure about a GPU: vLLM's own scheduler on the virtual clock, asynchronous as on GPUs.
 
-    python -m bench.virtual_clock.judge     [--seeds N] [--points N]; about 20 minutes of two quiet cores
+    python -m bench.virtual_clock.judge     [--seeds N] [--points N] [--resume]; --points 6 takes ten minutes of a core
     python -m bench.virtual_clock.judge --tables     measures nothing: prints the Markdown of docs/results.md
 
 Closed loads of 1 to 256 requests, in pools with a lookup, without one, and of a lookup alone. Each point compares the
