@@ -21,7 +21,7 @@ from train_eagle3 import Budget, Progress, Work, train
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bench.record.blocks import of_block_head
-from tests.unit.examples.test_training_a_head import DRAFTED, SHIPPED, VOCABULARY, prompts, tiny_target
+from tests.unit.examples.tiny_target import DRAFTED, SHIPPED, VOCABULARY, prompts
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,16 +30,6 @@ def short_stretches() -> Iterator[None]:
         patch.setattr(learning, "STRETCH", 16)
         patch.setattr(learning, "CONTEXT", 8)
         yield
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return Target(tiny_target(tmp_path_factory.mktemp("target")), "cpu")
-
-
-@pytest.fixture(scope="module")
-def held_out(target: Target) -> list[Answer]:
-    return target.write(prompts(5, 16), 24, 0.0)
 
 
 def untrained(target: Target, answers: list[Answer]) -> BlockHead:

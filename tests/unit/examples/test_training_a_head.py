@@ -14,44 +14,9 @@ from eagle3.head import Head
 from eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
 from eagle3.target import Answer, Target, fused_layers, sample
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from train_eagle3 import DEMO_PROMPTS, EAGLE3, Budget, Progress, Work, alike, main, split, train
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SHIPPED = Path(__file__).parents[3] / "examples/models/smollm2-135m-eagle3"
-VOCABULARY, DRAFTED = 200, 64
-
-
-def tiny_target(folder: Path) -> Path:
-    """Random weights, large enough that its greedy answers follow from its states and not from rounding."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.1, eos_token_id=0, bos_token_id=1,
-        dtype=torch.float32,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    model.lm_head.weight.data *= 4  # a target that is sure of what it says
-    model.save_pretrained(folder)
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w2", eos_token="w0").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return Target(tiny_target(tmp_path_factory.mktemp("target")), "cpu")
-
-
-def prompts(first: int, count: int) -> list[list[int]]:
-    return [[2 + (first + 7 * number) % 190, 3 + (first + 11 * number) % 190] for number in range(count)]
-
-
-@pytest.fixture(scope="module")
-def held_out(target: Target) -> list[Answer]:
-    return target.write(prompts(5, 16), 24, 0.0)
+from tests.unit.examples.tiny_target import DRAFTED, SHIPPED, VOCABULARY, prompts
 
 
 @pytest.fixture(scope="module")

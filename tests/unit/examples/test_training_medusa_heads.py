@@ -17,18 +17,8 @@ from safetensors.torch import load_file
 from train_eagle3 import Budget, Progress, Work, train
 from train_medusa import MEDUSA, figure
 
-from tests.unit.examples.test_training_a_head import DRAFTED, prompts, tiny_target
+from tests.unit.examples.tiny_target import DRAFTED, prompts
 from tests.unit.torch_engine.engines import CPU, GREEDY
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return Target(tiny_target(tmp_path_factory.mktemp("target")), "cpu")
-
-
-@pytest.fixture(scope="module")
-def held_out(target: Target) -> list[Answer]:
-    return target.write(prompts(5, 16), 24, 0.0)
 
 
 def at_random(target: Target, answers: list[Answer]) -> Heads:

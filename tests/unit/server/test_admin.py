@@ -15,6 +15,8 @@ from outrider_runtime.server.health import Phase, Vitals
 from outrider_runtime.server.listeners import listen
 from prometheus_client import CollectorRegistry, Counter
 
+from tests.unit.server.runtime_states import runtime_state
+
 
 class Pod:
     """An admin server over values that a test sets."""
@@ -33,17 +35,7 @@ class Pod:
     def state(self) -> RuntimeState:
         if self.steps < 0:
             raise ValueError("no state")
-        return RuntimeState(
-            service="chat",
-            namespace="demo",
-            revision="r",
-            config_hash="h",
-            started_at=1.0,
-            reported_at=2.0,
-            ready=True,
-            plugin_active=True,
-            steps=self.steps,
-        )
+        return runtime_state(steps=self.steps)
 
     def get(self, path: str) -> tuple[int, str, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -118,10 +110,7 @@ def test_page_is_made_once_for_many_scrapes() -> None:
 
     def state() -> RuntimeState:
         made[0] += 1
-        return RuntimeState(
-            service="chat", namespace="demo", revision="r", config_hash="h", started_at=1.0, reported_at=2.0,
-            ready=True, plugin_active=True, steps=made[0],
-        )  # fmt: skip
+        return runtime_state(steps=made[0])
 
     pages = AdminPages(lambda: Vitals(phase=Phase.SERVING), state, CollectorRegistry(), clock=lambda: time_s[0])
     made[0] = 0

@@ -8,21 +8,13 @@ from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.server.health import STALE_REPORT_S, STUCK_S, Phase, Vitals, why_not_alive, why_not_ready
 from outrider_runtime.server.watch import EngineWatch, ServerView, Sighting, sight
 
+from tests.unit.server.runtime_states import runtime_state
+
 HEALTHY = Vitals(phase=Phase.SERVING, plugin_active=True, report_age_s=0.2)
 
 
 def _state(written_at: float, steps: int = 0) -> RuntimeState:
-    return RuntimeState(
-        service="s",
-        namespace="n",
-        revision="r",
-        config_hash="h",
-        started_at=0.0,
-        reported_at=written_at,
-        ready=False,
-        plugin_active=True,
-        steps=steps,
-    )
+    return runtime_state(started_at=0.0, reported_at=written_at, plugin_active=True, steps=steps)
 
 
 def test_healthy_pod_is_ready_and_alive() -> None:

@@ -27,17 +27,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
+from tests.unit.server.runtime_states import runtime_state
+
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def _state() -> RuntimeState:
     tpot = [0] * (len(TPOT_BUCKETS_S) + 1)
     tpot[2], tpot[-1] = 3, 1
-    return RuntimeState(
-        service="chat",
-        namespace="demo",
-        revision="chat-1",
-        config_hash="abc",
+    return runtime_state(
         started_at=10.0,
         reported_at=20.0,
         ready=True,
@@ -153,17 +151,7 @@ def test_histograms_are_cumulative() -> None:
 
 def test_pod_without_figures_can_be_scraped() -> None:
     """The first scrape comes before the first request."""
-    empty = RuntimeState(
-        service="s",
-        namespace="n",
-        revision="r",
-        config_hash="",
-        started_at=0,
-        reported_at=0,
-        ready=False,
-        plugin_active=False,
-    )
-    samples = _scrape(empty)
+    samples = _scrape(runtime_state())
     assert samples["outrider_ready", ()] == 0
     assert ("outrider_profile_error_percent", ()) not in samples
 

@@ -1,0 +1,18 @@
+"""The tiny random target that heads are trained for, and answers of it that no training sees."""
+
+from __future__ import annotations
+
+import pytest
+from eagle3.target import Answer, Target
+
+from tests.unit.examples.tiny_target import prompts, tiny_target
+
+
+@pytest.fixture(scope="package")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target(tiny_target(tmp_path_factory.mktemp("target")), "cpu")
+
+
+@pytest.fixture(scope="package")
+def held_out(target: Target) -> list[Answer]:
+    return target.write(prompts(5, 16), 24, 0.0)
