@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,19 +59,45 @@ from outrider_runtime.callee import factor
 def scaled(value):
     return value * factor()
 """
-ASK = """
+FORKS = """
+import json, os, sys
 from pathlib import Path
-import outrider_runtime
+import numba, outrider_runtime
 from outrider_runtime.control import compiled
-outrider_runtime.__path__.append("{0}")
-compiled._PACKAGE = Path("{0}")
-from outrider_runtime.caller import scaled
-print(scaled(3), sum(scaled.stats.cache_hits.values()))
+
+def answer(folder, environment):
+    os.environ.update(environment)
+    numba.config.reload_config()
+    outrider_runtime.__path__.append(folder)
+    compiled._PACKAGE = Path(folder)
+    from outrider_runtime.caller import scaled
+    print(scaled(3), sum(scaled.stats.cache_hits.values()), flush=True)
+
+for line in sys.stdin:
+    if child := os.fork():
+        status = os.waitpid(child, 0)[1]
+        if status:
+            print("ended with", status, flush=True)
+    else:
+        ended = 1
+        try:
+            answer(*json.loads(line))
+            ended = 0
+        finally:
+            os._exit(ended)
 """
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """Processes that have numba and nothing compiled: loading it takes a second, and there are twenty."""
+    command = [sys.executable, "-W", "error", "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
 @pytest.fixture
-def ask(tmp_path: Path) -> Callable[..., str]:
+def ask(tmp_path: Path, forks: subprocess.Popen[str]) -> Callable[..., str]:
     """What a fresh process answers, and how many functions it found on disk."""
     folder = tmp_path / "outrider_runtime"
     folder.mkdir()
@@ -79,9 +105,11 @@ def ask(tmp_path: Path) -> Callable[..., str]:
 
     def asked(factor: int, **environment: str) -> str:
         (folder / "callee.py").write_text(CALLEE.format(factor))
-        command = [sys.executable, "-W", "error", "-c", ASK.format(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
-        return done.stdout.strip()
+        assert forks.stdin
+        assert forks.stdout
+        forks.stdin.write(json.dumps([str(folder), environment]) + "\n")
+        forks.stdin.flush()
+        return forks.stdout.readline().strip()
 
     return asked
 
