@@ -120,10 +120,10 @@ class Demo:
             f"kubectl patch specsvc {self._name} --type=json --patch-file {file.relative_to(REPOSITORY)}"
         )
         load = self._load()
-        load.concurrency, load.max_tokens = CANARY_USERS, CANARY_TOKENS
+        load.max_tokens = CANARY_TOKENS
         running = asyncio.create_task(load.run())
         try:
-            ended = await asyncio.to_thread(self._canary, file)
+            ended = await asyncio.to_thread(self._canary, file, load)
         finally:
             load.stop()
             await running
@@ -135,13 +135,27 @@ class Demo:
         if load.errors:
             raise ClusterError(f"{len(load.errors)} request(s) failed during the rollout; the first: {load.errors[0]}")
 
-    def _canary(self, file: Path) -> JsonObject:
-        """The service once the canary of the patched pool is over."""
+    def _canary(self, file: Path, load: Load) -> JsonObject:
+        """Patches, and returns the service once the canary is over.
+
+        Only while the canary measures are there more users than one: pods that start share the cores with those that
+        serve.
+        """
         patch = ("patch", "specsvc", self._name, "--type=json", "--patch-file", str(file), "-o", "yaml")
         generation = yaml.safe_load(self._cluster.kubectl(*patch))["metadata"]["generation"]
-        return self._follow.until(
-            lambda service: rollout_phase(service, generation) in OVER, timeout_s=CANARY_TIMEOUT_S, what="a verdict"
-        )
+
+        def reached(*phases: str) -> JsonObject:
+            return self._follow.until(
+                lambda service: rollout_phase(service, generation) in (*phases, *OVER),
+                timeout_s=CANARY_TIMEOUT_S,
+                what=f"a rollout in phase {', '.join((*phases, *OVER))}",
+            )
+
+        reached("Measuring", "Promoting")
+        load.concurrency = CANARY_USERS
+        reached("Promoting")
+        load.concurrency = 1
+        return reached()
 
     def _load(self) -> Load:
         address = self._cluster.get("service", self._name)["spec"]["clusterIP"]
