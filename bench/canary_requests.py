@@ -1,7 +1,8 @@
 """Requests that a canary takes for its verdict, and how often that is false: `python -m bench.canary_requests`.
 
 A request has a length (log-normal, coefficient of variation 1), an acceptance of its own (tokens per step, 0.2) and a
-price a step. A candidate gives its requests more tokens a step by its gain. Each canary is looked at after every tenth
+price a step that differs with the moment (0.5), as the time of a plain step does. A candidate gives its requests more
+tokens a step by its gain. Each canary is looked at after every tenth
 request.
 """
 
@@ -18,7 +19,9 @@ from outrider_operator.decide.canary.judge import CanaryVerdict, judge
 MEAN_TOKENS = 200.0
 LENGTH_CV = 1.0
 TOKENS_PER_STEP, REQUEST_CV = 2.5, 0.2
-PRICE_S = 0.03
+PLAIN_S, PRICE_S = 0.025, 0.03
+"""Seconds of a plain step, and of one that speculates, at a usual moment."""
+MOMENT_CV = 0.5
 MIN_REQUESTS = 100
 LOOK_EVERY = 10
 GAINS_PERCENT = (10.0, 5.0, 3.0, 0.0, -3.0, -5.0, -6.0, -10.0, -15.0, -50.0)
@@ -33,21 +36,22 @@ class Outcome:
 
 
 def arm(rng: np.random.Generator, requests: int, gain: float) -> tuple[Floats, Floats]:
-    """(tokens, price in seconds) of each request."""
+    """(seconds of plain decoding, price in seconds) of each request."""
     tokens = np.maximum(1.0, np.round(_log_normal(rng, requests, MEAN_TOKENS, LENGTH_CV)))
     per_step = _log_normal(rng, requests, TOKENS_PER_STEP * (1.0 + gain), REQUEST_CV)
-    return tokens, np.maximum(1.0, np.round(tokens / per_step)) * PRICE_S
+    moment = _log_normal(rng, requests, 1.0, MOMENT_CV)
+    return tokens * PLAIN_S * moment, np.maximum(1.0, np.round(tokens / per_step)) * PRICE_S * moment
 
 
-def sums(tokens: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[ArmSums]:
+def sums(plain_s: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[ArmSums]:
     """Sums after each number of requests in `looks`."""
-    columns = (tokens, price_s, tokens**2, price_s**2, tokens * price_s)
+    columns = (plain_s, price_s, plain_s**2, price_s**2, plain_s * price_s)
     rows = np.stack([np.cumsum(column)[looks - 1] for column in columns], axis=1)
     return [_arm_sums(float(count), *map(float, row)) for count, row in zip(looks, rows, strict=True)]
 
 
 def _arm_sums(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> ArmSums:
-    return ArmSums(count, x, y, tokens_squared=xx, price_squared=yy, tokens_times_price=xy)
+    return ArmSums(count, plain_s=x, price_s=y, plain_squared=xx, price_squared=yy, plain_times_price=xy)
 
 
 def canary(rng: np.random.Generator, gain: float, line: float, looks: NDArray[np.int64]) -> Outcome:

@@ -183,23 +183,26 @@ class ArmState(Model):
     METRICS: ClassVar[Group] = Group(
         "Draft canary",
         "While a pod compares two pools of drafters. All carry the label `arm`: `stable` or `candidate`. They start "
-        "from 0 with another attempt. Tokens / price is an arm's goodput.",
+        "from 0 with another attempt. Tokens / price is an arm's goodput, plain / price its speed-up.",
         label="arm",
     )
     requests: Annotated[Count, Metric("outrider_canary_requests_total")] = 0
     """Finished requests that decoded."""
     tokens: Annotated[Count, Metric("outrider_canary_tokens_total")] = 0
     """Output tokens of their decoding steps, bonus tokens included; the token that ends a prompt is not one of them."""
+    plain_s: Annotated[Sum, Metric("outrider_canary_plain_seconds_total")] = 0.0
+    """Seconds that plain decoding would have taken for these tokens: T_target(N, 0) / N for each token, in the batch of
+    its step. By the latency model as corrected online. Plain / price is the arm's speed-up."""
     price_s: Annotated[Sum, Metric("outrider_canary_price_seconds_total")] = 0.0
     """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
     ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
     corrected online. Tokens / price is the arm's goodput."""
-    tokens_squared: Count = 0
-    """Sum of each request's tokens squared."""
+    plain_squared: Sum = 0.0
+    """Sum of each request's plain seconds squared."""
     price_squared: Sum = 0.0
     """Sum of each request's price squared, in seconds squared."""
-    tokens_times_price: Sum = 0.0
-    """Sum of each request's tokens times its price, in seconds."""
+    plain_times_price: Sum = 0.0
+    """Sum of each request's plain seconds times its price, in seconds squared."""
     failures: Annotated[Count, Metric("outrider_canary_failures_total")] = 0
     """Times that a drafter was suspended after an error: the one that fails most often, of those in this arm alone."""
     finished: Annotated[

@@ -48,6 +48,10 @@ class _Member:
     slo_class: str | None
     skipped_tokens: int = 0
     """Tokens of decoding steps that are no evidence about the arms, such as probes."""
+    counted_tokens: int = 0
+    """Tokens of the other decoding steps, those behind the answer's end included."""
+    plain_s: float = 0.0
+    """Seconds that plain decoding would have taken for the counted tokens."""
     price_s: float = 0.0
     last_step: int = -1
     """Number of the last step that scheduled it; STILL_RUNNING while it runs, -1 before."""
@@ -56,27 +60,33 @@ class _Member:
         """Return how many output tokens the price paid for. The first one comes from the prefill."""
         return max(0, output_tokens - 1 - self.skipped_tokens)
 
+    def plain_s_of(self, tokens: int) -> float:
+        """Return the plain seconds of so many of the counted tokens."""
+        return self.plain_s * tokens / max(1, self.counted_tokens)
+
 
 @dataclass(slots=True)
 class _Sums:
     requests: int = 0
     tokens: int = 0
+    plain_s: float = 0.0
     price_s: float = 0.0
-    tokens_squared: int = 0
+    plain_squared: float = 0.0
     price_squared: float = 0.0
-    tokens_times_price: float = 0.0
+    plain_times_price: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     """Suspensions after an error, by drafter; drafters that both arms share are not counted."""
     finished: dict[str, int] = field(default_factory=dict)
     attained: dict[str, int] = field(default_factory=dict)
 
-    def add(self, tokens: int, price_s: float) -> None:
+    def add(self, tokens: int, plain_s: float, price_s: float) -> None:
         self.requests += 1
         self.tokens += tokens
+        self.plain_s += plain_s
         self.price_s += price_s
-        self.tokens_squared += tokens * tokens
+        self.plain_squared += plain_s * plain_s
         self.price_squared += price_s * price_s
-        self.tokens_times_price += tokens * price_s
+        self.plain_times_price += plain_s * price_s
 
     def verdict(self, slo_class: str, *, attained: bool) -> None:
         self.finished[slo_class] = self.finished.get(slo_class, 0) + 1
@@ -84,9 +94,9 @@ class _Sums:
 
     def state(self) -> ArmState:
         return ArmState(
-            requests=self.requests, tokens=self.tokens, price_s=self.price_s, tokens_squared=self.tokens_squared,
-            price_squared=self.price_squared, tokens_times_price=self.tokens_times_price,
-            failures=max(self.failures.values(), default=0),
+            requests=self.requests, tokens=self.tokens, plain_s=self.plain_s, price_s=self.price_s,
+            plain_squared=self.plain_squared, price_squared=self.price_squared,
+            plain_times_price=self.plain_times_price, failures=max(self.failures.values(), default=0),
             finished=dict(self.finished), attained=dict(self.attained),
         )  # fmt: skip
 
@@ -193,6 +203,8 @@ class ArmCounter:
                 continue
             if made.is_counted:
                 member.price_s += price_s
+                member.plain_s += tokens * made.plain_token_s
+                member.counted_tokens += tokens
             else:
                 member.skipped_tokens += tokens
 
@@ -204,8 +216,10 @@ class ArmCounter:
         with self._lock:
             for name in [ended for ended in self._ended if self._members[ended].last_step < before]:
                 member, output_tokens = self._members.pop(name), self._ended.pop(name)
-                if member.price_s > 0.0 and math.isfinite(member.price_s):
-                    self._sums[member.arm].add(member.tokens(output_tokens), member.price_s)
+                tokens = member.tokens(output_tokens)
+                plain_s = member.plain_s_of(tokens)
+                if member.price_s > 0.0 and math.isfinite(member.price_s) and math.isfinite(plain_s):
+                    self._sums[member.arm].add(tokens, plain_s, member.price_s)
 
     def failed(self, drafter: str) -> None:
         """Count a drafter's suspension after an error. A drafter that both arms share counts for neither."""

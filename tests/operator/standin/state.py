@@ -152,14 +152,15 @@ def _canary(hot: HotConfig, behaviour: Behaviour, seconds: float) -> CanaryState
 
 
 def _arm(hot: HotConfig, behaviour: Behaviour, requests: int, gain: float) -> ArmState:
-    tokens, price_s, square = CANARY_TOKENS, CANARY_PRICE_S / (1 + gain), 1 + CANARY_VARIATION**2
+    tokens, square = CANARY_TOKENS, 1 + CANARY_VARIATION**2
+    plain_s, price_s = CANARY_PRICE_S, CANARY_PRICE_S / (1 + gain)
     product = 1 + CANARY_CORRELATION * CANARY_VARIATION**2
     classes = [slo.name for slo in hot.slo_classes]
     of_class = requests // max(1, len(classes))
     return ArmState(
-        requests=requests, tokens=requests * tokens, price_s=requests * price_s,
-        tokens_squared=int(requests * tokens**2 * square), price_squared=requests * price_s**2 * square,
-        tokens_times_price=requests * tokens * price_s * product,
+        requests=requests, tokens=requests * tokens, plain_s=requests * plain_s, price_s=requests * price_s,
+        plain_squared=requests * plain_s**2 * square, price_squared=requests * price_s**2 * square,
+        plain_times_price=requests * plain_s * price_s * product,
         finished=dict.fromkeys(classes, of_class),
         attained=dict.fromkeys(classes, int(of_class * behaviour.attained_percent / 100)),
     )  # fmt: skip

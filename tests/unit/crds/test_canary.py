@@ -54,8 +54,8 @@ def test_sum_beyond_any_canary_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_state_with_sums_survives_the_wire() -> None:
-    arm = ArmState(requests=2, tokens=30, price_s=0.5, tokens_squared=500, price_squared=0.13, tokens_times_price=8.0,
-                   failures=1, finished={"chat": 2}, attained={"chat": 1})  # fmt: skip
+    arm = ArmState(requests=2, tokens=30, plain_s=0.75, price_s=0.5, plain_squared=0.3, price_squared=0.13,
+                   plain_times_price=0.2, failures=1, finished={"chat": 2}, attained={"chat": 1})  # fmt: skip
     canary = CanaryState(id="a", candidate=arm)
     state = documents()["state"]
     assert RuntimeState.read(json.dumps(state)).canary is None

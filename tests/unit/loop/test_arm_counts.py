@@ -74,20 +74,20 @@ def test_request_counts_once_its_last_step_is_observed() -> None:
     arms.arrived("r", "chat")
     arms.runs("r")
     price = np.array([0.25])
-    arms.add(["r"], Credits(np.array([3]), price, 0.1))
-    arms.add(["r"], Credits(np.array([1]), price, 0.1, is_counted=False))
+    arms.add(["r"], Credits(np.array([3]), price, 0.125))
+    arms.add(["r"], Credits(np.array([1]), price, 0.125, is_counted=False))
     arms.left("r", 7)
     arms.ended("r", 6, attained=True)
     arms.observed(7)
     assert _candidate(arms).requests == 0
-    arms.add(["r"], Credits(np.array([4]), price, 0.1))
+    arms.add(["r"], Credits(np.array([4]), price, 0.125))
     arms.observed(8)
     expected = ArmState(
-        requests=1, tokens=4, price_s=0.5, tokens_squared=16, price_squared=0.25, tokens_times_price=2.0,
+        requests=1, tokens=4, plain_s=0.5, price_s=0.5, plain_squared=0.25, price_squared=0.25, plain_times_price=0.25,
         finished={"chat": 1}, attained={"chat": 1},
     )  # fmt: skip
     assert _candidate(arms) == expected, (
-        "6 tokens, less the prompt's and the probe's; of steps beyond the end the price counts"
+        "6 tokens, less the prompt's and the probe's; of steps beyond the end the price counts, and no token"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from outrider_crds.runtime_state import MOST_COUNTED
 
 _NUMBERS = (
-    "requests", "tokens", "price_s", "tokens_squared", "price_squared", "tokens_times_price", "failures"
+    "requests", "tokens", "plain_s", "price_s", "plain_squared", "price_squared", "plain_times_price", "failures"
 )  # fmt: skip
 """Fields of `ArmSums` that are a number each."""
 _MOST_REPORTS = 16
@@ -23,10 +23,12 @@ class ArmSums:
 
     requests: float = 0.0
     tokens: float = 0.0
+    plain_s: float = 0.0
+    """Seconds that plain decoding would have taken for the tokens."""
     price_s: float = 0.0
-    tokens_squared: float = 0.0
+    plain_squared: float = 0.0
     price_squared: float = 0.0
-    tokens_times_price: float = 0.0
+    plain_times_price: float = 0.0
     failures: float = 0.0
     """Times that a drafter of this arm alone was suspended after an error, of the one that fails most often."""
     finished: Mapping[str, float] = field(default_factory=dict)
@@ -43,6 +45,11 @@ class ArmSums:
     def goodput(self) -> float | None:
         """Tokens / second of price; None before any."""
         return self.tokens / self.price_s if min(self.tokens, self.price_s) >= LEAST_SUM else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Seconds of plain decoding / seconds of price; None before any."""
+        return self.plain_s / self.price_s if min(self.plain_s, self.price_s) >= LEAST_SUM else None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Is the candidate's goodput above a line? By a confidence sequence, whose error holds at every look.
 
-The effect is `log R`, R = (candidate's tokens / price) / (stable's tokens / price), with requests as units: the steps
-of one request are not independent. Its variance is that of two ratio estimators by the delta method,
+The effect is `log R`, R = candidate's speed-up / stable's speed-up, with requests as units: the steps of one request
+are not independent. An arm's speed-up is the time that plain decoding would have taken for its tokens, over their
+price. Both arms share batch and device, so R is the ratio of their goodputs, too; but tokens / price also differs
+between requests of crowded and of idle moments. The variance of log R is that of two ratio estimators by the delta
+method,
 
-    V = sum over arms of (cv_x^2 + cv_y^2 - 2 cv_xy) / n,    x: a request's tokens, y: its price,
+    V = sum over arms of (cv_x^2 + cv_y^2 - 2 cv_xy) / n,    x: a request's plain seconds, y: its price,
 
 where cv_x^2 is the variance of x over its squared mean, cv_xy the covariance over the product of the means. The
 sequence is Robbins' normal mixture in its asymptotic form (Waudby-Smith and others, "Time-uniform central limit theory
@@ -25,8 +28,9 @@ ERROR_SHARE = 0.05
 """Canaries whose range ever leaves out the true gain."""
 GUARD_ERROR_SHARE = 0.01
 """Canaries that the guard on SLO attainment fails by chance."""
-TUNED_FOR_REQUESTS = 600.0
-"""Requests of each arm at which the range is narrowest for its error: what tells 5% from 0 at the variance of chats."""
+TUNED_FOR_REQUESTS = 200.0
+"""Requests of each arm at which the range is narrowest for its error. What tells 10% from 0 at the variance of chats:
+drafts differ by more than that or hardly at all."""
 MOST_ATTAINMENT_LOST = 0.02
 MOST_FAILURES = 1.0
 """A drafter may be suspended once: its device may have been short of memory for a moment."""
@@ -78,7 +82,7 @@ def judge(products: Mapping[str, Arms], *, least_gain: float, min_requests: int)
 
 
 def gain(arms: Arms, error_share: float = ERROR_SHARE) -> Gain | None:
-    """None while an arm has no goodput, or its requests do not differ enough to say how much they do."""
+    """None while an arm has no speed-up, or its requests do not differ enough to say how much they do."""
     estimate, variance = _log_ratio(arms), _variance(arms)
     if estimate is None or variance is None:
         return None
@@ -113,8 +117,8 @@ def _pairs(arms: Arms) -> float:
 
 
 def _log_ratio(arms: Arms) -> float | None:
-    """`log R`; None while an arm has no goodput."""
-    stable, candidate = arms.stable.goodput, arms.candidate.goodput
+    """`log R`; None while an arm has no speed-up."""
+    stable, candidate = arms.stable.speedup, arms.candidate.speedup
     return math.log(candidate / stable) if stable and candidate else None
 
 
@@ -127,12 +131,12 @@ def _variance(arms: Arms) -> float | None:
 
 
 def _relative_variance(arm: ArmSums) -> float | None:
-    """`(cv_x^2 + cv_y^2 - 2 cv_xy) / n` of tokens / price."""
+    """`(cv_x^2 + cv_y^2 - 2 cv_xy) / n` of plain seconds / price."""
     number = arm.requests
-    if number < 2.0 or not arm.goodput:
+    if number < 2.0 or not arm.speedup:
         return None
-    squares = number * arm.tokens_squared / arm.tokens**2 + number * arm.price_squared / arm.price_s**2
-    mixed = number * arm.tokens_times_price / (arm.tokens * arm.price_s)
+    squares = number * arm.plain_squared / arm.plain_s**2 + number * arm.price_squared / arm.price_s**2
+    mixed = number * arm.plain_times_price / (arm.plain_s * arm.price_s)
     variance = (squares - 2.0 * mixed) / (number - 1.0)  # the means of both are 1: nothing is left of them
     return variance if math.isfinite(variance) and variance >= 0.0 else None
 

@@ -202,9 +202,9 @@ class ArmPlanner:
         own, evidence = (batch.arm == arm.number) & batch.decodes, arm.evidence
         evidence.trials.earn()
         seconds, requests = float(made.price_s[own].sum()), int(batch.decodes.sum())
-        if not seconds > 0.0 or not made.plain_s > 0.0:
+        if not seconds > 0.0 or not made.plain_token_s > 0.0:
             return
-        whole, plain_rate = requests / float(own.sum()), requests / made.plain_s
+        whole, plain_rate = requests / float(own.sum()), 1.0 / made.plain_token_s
         tokens, seconds = whole * float(made.tokens[own].sum()), whole * seconds
         if planned.purpose in TRIALS:
             evidence.trials.pay(seconds, tokens / (plain_rate * max(1.0, evidence.goodput.ratio)))

@@ -30,8 +30,8 @@ class Credits(NamedTuple):
     """(N,): of requests that decoded; 0 for others."""
     price_s: Floats
     """(N,): 0 for requests of no arm."""
-    plain_s: float
-    """Seconds of the step without proposals; 0 where no request decoded."""
+    plain_token_s: float
+    """Seconds of a token by plain decoding: the step without proposals over its decoding requests; 0 where none."""
     is_counted: bool = True
     """False for probes, and while they have switched speculation off for all: such a step tells nothing of the arms."""
 
@@ -49,7 +49,7 @@ def step_credits(outcome: Outcome, costs: Costs, *, is_counted: bool) -> Credits
         own = batch.arm == arm.arm
         price_s += _target_prices(costs, plain, plain_s, own & batch.decodes, verified)
         price_s += _draft_prices(costs, outcome, own, arm)
-    return Credits(tokens, price_s, plain_s, is_counted)
+    return Credits(tokens, price_s, plain_s / max(1.0, plain.n_requests), is_counted)
 
 
 def _plain_shape(batch: Batch) -> Shape:

@@ -17,6 +17,8 @@ from tests.unit.operator.decide.world import CPU_NODE, EAGLE, PLD, START, World,
 NAME = "chat-canary"
 HEAD = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/another-head"}}}
 GAIN, LOSS = 0.1, -0.1
+PLAIN_S = 4.0
+"""Seconds that plain decoding takes for a request's tokens."""
 CANARY: dict[str, Any] = {"strategy": "DraftCanary", "maxSurge": 1}
 
 
@@ -146,10 +148,11 @@ def arm(requests: int, rate: float) -> ArmState:
     return ArmState(
         requests=requests,
         tokens=requests * 200,
+        plain_s=requests * PLAIN_S,
         price_s=requests * price,
-        tokens_squared=requests * 40_000,
+        plain_squared=requests * PLAIN_S**2,
         price_squared=requests * 1.04 * price**2,
-        tokens_times_price=requests * 200 * price,
+        plain_times_price=requests * PLAIN_S * price,
         finished={"chat": requests},
         attained={"chat": requests},
     )

@@ -13,7 +13,7 @@ from outrider_crds.runtime_state import MOST_COUNTED
 from outrider_operator.decide.canary.arms import Arms, ArmSums
 from outrider_operator.decide.canary.judge import CanaryVerdict, gain, half_width, judge
 
-from bench.canary_requests import arm, canary, sums
+from bench.canary_requests import Floats, arm, canary, sums
 
 
 def arms(requests: int, true_gain: float, seed: int = 0) -> Arms:
@@ -47,13 +47,13 @@ def test_equal_arms_are_as_good_by_the_default_line() -> None:
 
 def test_a_worked_range() -> None:
     """Four requests: x = 1, 3 and y = 1, 1 in item arm. cv_x^2 = 0.5, cv_y = cv_xy = 0, so V = 2 * 0.5 / 2 = 0.5; at
-    n = 2, a = 0.05: c t = (5.991 + log 6.991) * 2 / 600 = 0.02645, half = sqrt(0.5 * 38.80 * (0.02611 + 5.991))."""
-    both_arms = ArmSums(2, 4, 2, tokens_squared=10, price_squared=2, tokens_times_price=4)
-    assert half_width(0.5, 2, 0.05) == pytest.approx(10.80, abs=0.01)
+    n = 2, a = 0.05: c t = (5.991 + log 6.991) * 2 / 200 = 0.07936, half = sqrt(0.5 * 13.60 * (0.07637 + 5.991))."""
+    both_arms = ArmSums(2, plain_s=4, price_s=2, plain_squared=10, price_squared=2, plain_times_price=4)
+    assert half_width(0.5, 2, 0.05) == pytest.approx(6.42, abs=0.01)
     result = gain(Arms(both_arms, both_arms))
     assert result is not None
     assert (result.value, math.log1p(result.low), math.log1p(result.high)) == pytest.approx(
-        (0.0, -10.80, 10.80), abs=0.01
+        (0.0, -6.42, 6.42), abs=0.01
     )
 
 
@@ -136,7 +136,7 @@ def test_any_sums_are_judged(numbers: list[float], least_gain: float, min_reques
 def test_sums_of_restarted_pods_stay_within_the_status_bound() -> None:
     """Bug avoided: the status refuses a larger number, so that no look would be remembered any more."""
     most = float(MOST_COUNTED)
-    arm_sums = ArmSums(most, most, most, most, most, most, most, {"chat": most}, {"chat": most})
+    arm_sums = ArmSums(most, most, most, most, most, most, most, most, {"chat": most}, {"chat": most})
     assert arm_sums + arm_sums == arm_sums
 
 
@@ -145,6 +145,23 @@ def test_the_range_narrows_with_requests(variance: float, requests: int, share: 
     """The variance goes down with them; a smaller error takes a wider range."""
     width = half_width(variance, requests, share)
     assert half_width(variance / 2, 2 * requests, share) < width < half_width(variance, requests, share / 2)
+
+
+def test_batches_and_minutes_that_move_both_times_alike_hardly_widen_the_range() -> None:
+    """Bug: by tokens / price a canary on shared cores took six times the requests for the same verdict."""
+    rng = np.random.default_rng(0)
+    plain_s, price_s = rng.lognormal(0.0, 1.0, 400), rng.lognormal(0.0, 0.2, 400)
+    moment = rng.lognormal(0.0, 0.5, 400)
+    steady, moving = (_range_of(plain_s * factor, plain_s * price_s * factor) for factor in (np.ones(400), moment))
+    assert moving < 1.5 * steady
+
+
+def _range_of(plain_s: Floats, price_s: Floats) -> float:
+    """Width of the range of two arms that have these requests both."""
+    sums_of_arm = sums(plain_s, price_s, np.array([len(plain_s)]))[0]
+    known = gain(Arms(sums_of_arm, sums_of_arm))
+    assert known is not None
+    return known.high - known.low
 
 
 @given(st.integers(0, 50), st.floats(0.1, 10.0))
@@ -158,9 +175,9 @@ def test_a_price_in_another_unit_changes_nothing(seed: int, unit: float) -> None
 
 
 def _arm(
-    requests: float, tokens: float, price_s: float, xx: float, yy: float, xy: float, failures: float = 0.0
+    requests: float, plain_s: float, price_s: float, xx: float, yy: float, xy: float, failures: float = 0.0
 ) -> ArmSums:
-    return ArmSums(requests, tokens, price_s, xx, yy, xy, failures)
+    return ArmSums(requests, 0.0, plain_s, price_s, xx, yy, xy, failures)
 
 
 def _with(both_arms: ArmSums, finished: dict[str, float], attained: dict[str, float], failures: float = 0.0) -> ArmSums:
@@ -173,10 +190,10 @@ def _scaled(both_arms: ArmSums, by: float) -> ArmSums:
 
 
 def _priced(both_arms: ArmSums, unit: float) -> ArmSums:
-    requests, tokens, price_s, xx, yy, xy = _numbers(both_arms)
-    return ArmSums(requests, tokens, unit * price_s, xx, unit**2 * yy, unit * xy)
+    requests, plain_s, price_s, xx, yy, xy = _numbers(both_arms)
+    return _arm(requests, plain_s, unit * price_s, xx, unit**2 * yy, unit * xy)
 
 
 def _numbers(both_arms: ArmSums) -> tuple[float, float, float, float, float, float]:
-    squares = (both_arms.tokens_squared, both_arms.price_squared, both_arms.tokens_times_price)
-    return (both_arms.requests, both_arms.tokens, both_arms.price_s, *squares)
+    squares = (both_arms.plain_squared, both_arms.price_squared, both_arms.plain_times_price)
+    return (both_arms.requests, both_arms.plain_s, both_arms.price_s, *squares)

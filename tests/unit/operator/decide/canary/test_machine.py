@@ -21,14 +21,16 @@ from outrider_operator.decide.canary.machine import (
 
 START = 1_000_000.0
 HOUR_S = 3600.0
+PLAIN_S = 4.0
+"""Seconds that plain decoding takes for a request's tokens."""
 LOOK = CanaryView(at=START, stable="old", candidate="new", pool_differs=True)
 
 
 def arm(requests: float, rate: float) -> ArmSums:
     """Requests of 200 tokens whose prices differ by 20%; `rate` tokens / second."""
     price = 200 / rate
-    squares = (requests * 40_000, requests * 1.04 * price**2, requests * 200 * price)
-    return ArmSums(requests, requests * 200, requests * price, *squares)
+    squares = (requests * PLAIN_S**2, requests * 1.04 * price**2, requests * PLAIN_S * price)
+    return ArmSums(requests, requests * 200, requests * PLAIN_S, requests * price, *squares)
 
 
 def report(requests: float = 1000, gain: float = 0.0, started_at: float = START, **where: Any) -> PodReport:
