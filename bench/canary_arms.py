@@ -3,7 +3,7 @@
     python -m bench.canary_arms               writes results/canary_arms.json (about two minutes of one core)
     python -m bench.canary_arms --case equal  runs one and replaces its rows
 
-The loop serves both arms in one engine on a virtual clock. The gain is the candidate's tokens / price by the stable
+The loop serves both arms in one engine on a virtual clock. The gain is the candidate's speed-up by the stable
 arm's, less 1. Twenty seeds at each batch; a candidate of half the acceptance for comparison.
 """
 

@@ -33,6 +33,7 @@ SHOW_EVERY_S = 15.0
 CANARY_USERS = 4
 CANARY_TOKENS = 24
 """Most tokens of an answer during a canary: it is judged by requests, so short ones end sooner."""
+THINKING_S = 2.0
 CANARY_TIMEOUT_S = 1800.0
 OVER = ("Successful", "Failed", "Error", "Inconclusive")
 
@@ -138,8 +139,8 @@ class Demo:
     def _canary(self, file: Path, load: Load) -> JsonObject:
         """Patches, and returns the service once the canary is over.
 
-        Only while the canary measures are there more users than one: pods that start share the cores with those that
-        serve.
+        Pods that start share the cores with those that serve, so one user asks now and then, and more of them only
+        while the canary measures.
         """
         patch = ("patch", "specsvc", self._name, "--type=json", "--patch-file", str(file), "-o", "yaml")
         generation = yaml.safe_load(self._cluster.kubectl(*patch))["metadata"]["generation"]
@@ -151,10 +152,11 @@ class Demo:
                 what=f"a rollout in phase {', '.join((*phases, *OVER))}",
             )
 
+        load.concurrency, load.thinking_s = 1, THINKING_S
         reached("Measuring", "Promoting")
-        load.concurrency = CANARY_USERS
+        load.concurrency, load.thinking_s = CANARY_USERS, 0.0
         reached("Promoting")
-        load.concurrency = 1
+        load.concurrency, load.thinking_s = 1, THINKING_S
         return reached()
 
     def _load(self) -> Load:

@@ -74,7 +74,7 @@ def sums(arms: ArmCounter) -> tuple[ArmState, ArmState]:
 def gain(arms: ArmCounter) -> float:
     """Candidate's goodput / stable's - 1."""
     stable, candidate = sums(arms)
-    return (candidate.tokens / candidate.price_s) / (stable.tokens / stable.price_s) - 1.0
+    return (candidate.plain_s / candidate.price_s) / (stable.plain_s / stable.price_s) - 1.0
 
 
 def served(load: int, steps: int, of: World, **how: Any) -> tuple[Engine, ArmCounter, list[Record]]:
