@@ -18,7 +18,7 @@ import yaml
 from demo.chart import install_outrider
 from demo.console import Console
 from demo.load import Load
-from demo.service import Follower, JsonObject, condition, is_measured, is_true, rollout_phase
+from demo.service import Follower, JsonObject, condition, get, is_measured, is_true, rollout_phase
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
@@ -120,7 +120,7 @@ class Demo:
         self._console.step(
             f"kubectl patch specsvc {self._name} --type=json --patch-file {file.relative_to(REPOSITORY)}"
         )
-        load = self._load()
+        load, serving = self._load(), self._serving()
         load.max_tokens = CANARY_TOKENS
         running = asyncio.create_task(load.run())
         try:
@@ -131,6 +131,8 @@ class Demo:
         await asyncio.to_thread(self._show)
         self._console.say(ended["status"]["rollout"]["message"])
         self._say_outcome(load)
+        if outcome == "Failed" and self._serving() != serving:
+            raise ClusterError(f"a pod that served before {file.name} was replaced")
         if rollout_phase(ended) != outcome:
             raise ClusterError(f"the canary of {file.name} ended as {rollout_phase(ended)}, not as {outcome}")
         if load.errors:
@@ -158,6 +160,12 @@ class Demo:
         reached("Promoting")
         load.concurrency, load.thinking_s = 1, THINKING_S
         return reached()
+
+    def _serving(self) -> set[str]:
+        """Pods that serve, but for those of a canary, by uid."""
+        selector = f"outrider.dev/service={self._name},outrider.dev/revision,outrider.dev/track!=canary"
+        pods = get(self._cluster.kubectl, "pods", "-l", selector).get("items", [])
+        return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
     def _load(self) -> Load:
         address = self._cluster.get("service", self._name)["spec"]["clusterIP"]
