@@ -9,6 +9,7 @@ import pytest
 from tests.operator.canaries import (
     BAD,
     BUSY,
+    CANARY,
     COMMON,
     GOOD,
     canary_pods,
@@ -23,6 +24,7 @@ from tests.operator.manifests import LOOKUP, on_gpu
 pytestmark = pytest.mark.cluster
 
 H200, L4 = "NVIDIA-H200", "NVIDIA-L4"
+SHORT = "the pool does not fit into memory: 20 MiB are left for KV; good takes 900 MiB"
 EACH_PRODUCT = {
     "maxSkew": 1,
     "topologyKey": "nvidia.com/gpu.product",
@@ -35,11 +37,16 @@ EACH_PRODUCT = {
 @pytest.fixture(scope="module")
 def services(make: Make) -> dict[str, Service]:
     """Started together."""
+    silent = COMMON | {"rollout": CANARY | {"canary": {"timeout": "1m"}}}
     spread = {"podTemplate": {"topologySpreadConstraints": [EACH_PRODUCT]}}
     return {
         "bad": make("bad", replicas=2, standin=BUSY, **COMMON),
         "good": make("good", replicas=2, standin=BUSY, **COMMON),
+        "idle": make("idle", replicas=1, **silent),
+        "old": make("old", replicas=1, standin=BUSY | {"without_canary": 1}, **COMMON),
         "raises": make("raises", replicas=1, standin=BUSY | {"canary_failures": 2}, **COMMON),
+        "fatal": make("fatal", replicas=1, standin=BUSY | {"fatal": "good", "canary_requests_per_s": 1}, **COMMON),
+        "short": make("short", replicas=1, standin=BUSY | {"unloadable": "good", "unloadable_reason": SHORT}, **COMMON),
         "products": make("products", replicas=2, standin=BUSY, **on_gpu([H200, L4]), **spread, **COMMON),
     }
 
@@ -89,11 +96,34 @@ def test_each_product_in_use_is_measured(services: dict[str, Service]) -> None:
     assert measured == {H200: True, L4: True}
 
 
-@pytest.mark.parametrize(("name", "cause"), [("raises", "DrafterFailed")])
+def test_what_cannot_be_measured_is_neither_failure_nor_success(services: dict[str, Service]) -> None:
+    """A service without traffic, a runtime that knows no canary, and a pod without memory for both pools."""
+    idle, old, short = services["idle"], services["old"], services["short"]
+    before = {}
+    for service in (idle, old, short):
+        service.wait_updated()
+        before[service.name] = service.revision, uids(service.ready_pods())
+        service.patch({"draftPool": [LOOKUP, GOOD]})
+    wait_phase(short, "Error", "NoRoomForBoth")
+    assert SHORT.split(";")[1].strip() in short.wait("Progressing", "False", "CanaryError")["message"]
+    wait_phase(idle, "Inconclusive", "NoTraffic")
+    assert len(canary_pods(idle)) == 1
+    wait_phase(old, "Error", "RuntimeTooOld")
+    for service in (idle, old, short):
+        revision, pods = before[service.name]
+        assert service.revision == revision
+        assert uids(service.ready_pods()) - uids(canary_pods(service)) == pods
+    idle.annotate(abort=rollout_of(idle)["candidate"])
+    wait_phase(idle, "Failed", "AbortedByHand")
+    wait_for("the canary pod to go", lambda: not canary_pods(idle))
+
+
+@pytest.mark.parametrize(("name", "cause"), [("raises", "DrafterFailed"), ("fatal", "CandidateCrashed")])
 def test_draft_that_fails_after_it_has_loaded_is_taken_back(
     services: dict[str, Service], name: str, cause: str
 ) -> None:
-    """It raises, and is suspended twice. Other pods are not touched."""
+    """One raises, and its drafter is suspended twice; the other takes all of the pod's memory, twice. Other pods are
+    not touched."""
     service = services[name]
     service.wait_updated()
     before, revision = uids(service.ready_pods()), service.revision

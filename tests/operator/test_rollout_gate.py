@@ -69,6 +69,20 @@ def test_a_missing_draft_is_held_while_no_operator_runs(
     assert "minReadySeconds" not in service.child(DEPLOYMENT)["spec"]
 
 
+def test_a_held_rollout_grows_by_old_pods_alone(services: dict[str, Service]) -> None:
+    """Kubernetes scales both revisions in proportion: an autoscaler would multiply the pod that lacks a drafter."""
+    service = services["surge"]
+    service.wait_updated()
+    service.patch({"draftPool": BAD})
+    service.wait("Progressing", "False", "DrafterNotLoaded")
+    unproven = service.revision
+    service.patch({"replicas": 8})
+    wait_for("the old pods", lambda: len(service.ready_pods()) == 9)
+    assert len(old_pods(service, unproven)) == 1
+    service.patch({"replicas": 3, "draftPool": GOOD})
+    service.wait_updated()
+
+
 def test_a_held_rollout_is_reverted_to_the_pods_that_serve(services: dict[str, Service]) -> None:
     """Patched back, the old pods have never gone, and the bad one does."""
     service = services["surge"]

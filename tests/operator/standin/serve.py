@@ -32,7 +32,7 @@ from outrider_crds.runtime_config import (
 )
 from outrider_crds.runtime_state import RuntimeState
 
-from tests.operator.standin.state import Behaviour, runtime_state
+from tests.operator.standin.state import FATAL_S, Behaviour, is_new, runtime_state
 
 
 class Runtime:
@@ -60,6 +60,7 @@ class Runtime:
         attempt = self._hot.canary.id if self._hot.canary is not None else ""
         if attempt != self._canary[0]:
             self._canary = attempt, time.time()
+        self._end_where_fatal()
         return runtime_state(
             self.boot,
             self._hot,
@@ -71,6 +72,12 @@ class Runtime:
             streamed_tokens=self._tokens,
             canary_since=self._canary[1],
         )
+
+    def _end_where_fatal(self) -> None:
+        """End as a process does that the kernel kills for its memory."""
+        canary, since = self._hot.canary, self._canary[1]
+        if canary is not None and is_new(canary, self._behaviour.fatal) and time.time() - since > FATAL_S:
+            os._exit(128 + signal.SIGKILL)
 
     def stream(self, send: Any, tokens: int) -> None:
         """A made-up answer, 20 tokens a second; a drain waits for its end."""

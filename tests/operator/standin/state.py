@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
+from outrider_crds.runtime_config import BootConfig, CanaryConfig, HotConfig, config_hash
 from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
@@ -30,6 +30,9 @@ CANARY_TOKENS, CANARY_PRICE_S, CANARY_VARIATION, CANARY_CORRELATION = 100, 0.5, 
 """Mean tokens and price of a stable arm's request, the deviation / mean of both, and their correlation."""
 WORSE = -0.3
 """Gain of a candidate that has the drafter `Behaviour.worse`."""
+FATAL_S = 20.0
+"""Seconds from a canary's start to its pod's end. The operator asks a pod that did not answer again after 15 s.
+Sums alone show that the candidate has run."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Behaviour:
     """Speculates even where that loses."""
     unloadable: str = ""
     """Name of a drafter that does not load."""
+    unloadable_reason: str = "its weights do not fit the target"
+    """The state's words for it."""
     start_s: float = 0.2
     """Seconds from start to ready; negative: never."""
     crash: bool = False
@@ -57,6 +62,9 @@ class Behaviour:
     """Times that a drafter of the candidate was suspended."""
     worse: str = ""
     """Name of a drafter: a candidate that has it gives 30% less goodput, unless the stable arm has it, too."""
+    fatal: str = ""
+    """Name of a drafter: a canary's pod that hosts it for the candidate alone runs out of memory `FATAL_S` into each
+    process."""
     without_canary: bool = False
     """The state has no `canary`, as in a release that does not know it."""
     fill_bytes: int = 0
@@ -76,12 +84,14 @@ class Behaviour:
             attained_percent=number("ATTAINED_PERCENT", 100.0),
             reckless="STANDIN_RECKLESS" in environment,
             unloadable=environment.get("STANDIN_UNLOADABLE", ""),
+            unloadable_reason=environment.get("STANDIN_UNLOADABLE_REASON", Behaviour.unloadable_reason),
             start_s=number("START_S", 0.2),
             crash="STANDIN_CRASH" in environment,
             canary_gain_percent=number("CANARY_GAIN_PERCENT", 10.0),
             canary_requests_per_s=number("CANARY_REQUESTS_PER_S", 100.0),
             canary_failures=int(number("CANARY_FAILURES", 0)),
             worse=environment.get("STANDIN_WORSE", ""),
+            fatal=environment.get("STANDIN_FATAL", ""),
             without_canary="STANDIN_WITHOUT_CANARY" in environment,
             fill_bytes=int(environment.get("STANDIN_FILL_BYTES", 0)),
             answer=environment.get("STANDIN_ANSWER", ""),
@@ -140,8 +150,7 @@ def _canary(hot: HotConfig, behaviour: Behaviour, seconds: float) -> CanaryState
     canary = hot.canary
     if canary is None or behaviour.without_canary:
         return None
-    is_worse = behaviour.worse in canary.candidate and behaviour.worse not in canary.stable
-    gain = WORSE if is_worse else behaviour.canary_gain_percent / 100
+    gain = WORSE if is_new(canary, behaviour.worse) else behaviour.canary_gain_percent / 100
     share, requests = canary.candidate_percent / 100, seconds * behaviour.canary_requests_per_s
     candidate = _arm(hot, behaviour, int(share * requests), gain)
     return CanaryState(
@@ -149,6 +158,11 @@ def _canary(hot: HotConfig, behaviour: Behaviour, seconds: float) -> CanaryState
         stable=_arm(hot, behaviour, int((1 - share) * requests), 0.0),
         candidate=candidate.model_copy(update={"failures": behaviour.canary_failures}),
     )
+
+
+def is_new(canary: CanaryConfig, drafter: str) -> bool:
+    """Does the candidate alone have the drafter?"""
+    return drafter in canary.candidate and drafter not in canary.stable
 
 
 def _arm(hot: HotConfig, behaviour: Behaviour, requests: int, gain: float) -> ArmState:
@@ -182,7 +196,7 @@ def _drafter(name: str, behaviour: Behaviour, load_s: float) -> DrafterReport:
     return DrafterReport(
         name=name,
         loaded=loaded,
-        reason="" if loaded else "its weights do not fit the target",
+        reason="" if loaded else behaviour.unloadable_reason,
         request_steps=steps,
         tried=2 * steps,
         verified=2 * steps,
