@@ -6,9 +6,12 @@ Real vLLM and a small target in this process, synchronous as on CPUs and asynchr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch
 from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.spec import SpeculationMode
 
@@ -100,3 +103,37 @@ def test_drafter_that_raises_is_a_failure_of_its_arm(engine: Bench) -> None:
     assert state is not None
     assert (state.stable.failures, state.candidate.failures) == (0, 1)
     engine.loop.resume("draft")
+
+
+def test_draft_that_proposes_from_nan_costs_its_arm_alone(engine: Bench) -> None:
+    """Its weights load, and overflow: all logits are NaN. Answers stay those of plain decoding, and the sums are
+    numbers by which the candidate loses."""
+    engine.loop.pin(0)
+    plain = engine.generate(SHORT)
+    engine.fresh()
+    order = {"drafter_order": ["draft-was", "draft", "pld"]}
+    engine.loop.configure(hot_config(SpeculationMode.STATIC).model_copy(update={"canary": CANARY, **order}))
+    number, before = engine.loop.numbers["draft"], engine.loop.state().drafters["draft"]
+    with _nan_norms(engine.runner.speculator._members[number].model):
+        for _ in range(2):
+            assert engine.generate(SHORT, arrive_every=2) == plain
+    counts, state = engine.loop.state().drafters["draft"], engine.loop.arms.state()
+    assert counts.tried > before.tried
+    assert counts.accepted == before.accepted
+    assert state is not None
+    stable, candidate = state.stable, state.candidate
+    assert math.isfinite(candidate.price_s)
+    assert candidate.plain_s / candidate.price_s < stable.plain_s / stable.price_s
+    assert not engine.loop.failures
+
+
+@contextmanager
+def _nan_norms(model: torch.nn.Module) -> Iterator[None]:
+    """The weights of its norms, which no other model shares, are NaN in here."""
+    norms = [weight for name, weight in model.named_parameters() if "norm" in name]
+    before = [weight.data.clone() for weight in norms]
+    for weight in norms:
+        weight.data.fill_(torch.nan)
+    yield
+    for weight, kept in zip(norms, before, strict=True):
+        weight.data.copy_(kept)
