@@ -27,9 +27,9 @@ MANIFEST = REPOSITORY / "examples" / "smollm2-canary.yaml"
 BETTER = REPOSITORY / "examples" / "smollm2-better-draft-patch.yaml"
 WORSE = REPOSITORY / "examples" / "smollm2-worse-draft-patch.yaml"
 STATE = Path("~/.cache/outrider/demo-cluster")
-PHASES = ((1, 30), (8, 30), (1, 30))
+PHASES = ((1, 20), (8, 20), (1, 20))
 """(concurrent requests, seconds): the load rises past the point where speculation pays, and falls again."""
-SHOW_EVERY_S = 15.0
+SHOW_EVERY_S = 10.0
 CANARY_USERS = 4
 CANARY_TOKENS = 24
 """Most tokens of an answer during a canary: it is judged by requests, so short ones end sooner."""
