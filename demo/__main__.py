@@ -125,6 +125,9 @@ class Demo:
         running = asyncio.create_task(load.run())
         try:
             ended = await asyncio.to_thread(self._canary, file, load)
+        except asyncio.CancelledError:
+            self._follow.stop()
+            raise
         finally:
             load.stop()
             await running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,11 @@ class Follower:
     console: Console
     name: str
     _seen: dict[str, str] = field(default_factory=dict)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self) -> None:
+        """Ends `until` in another thread: an interrupted demo does not wait for what it waited for."""
+        self._stopping.set()
 
     def until(self, done: Callable[[JsonObject], bool], *, timeout_s: float, what: str) -> JsonObject:
         """Follows the service until `done(service)`. Raises TimeoutError with the conditions when it takes longer."""
@@ -38,7 +44,8 @@ class Follower:
                 return service
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what} did not happen within {timeout_s:.0f} s; conditions: {sentences(service)}")
-            time.sleep(1.0)
+            if self._stopping.wait(1.0):
+                raise TimeoutError(f"interrupted while waiting for {what}")
 
     def look(self) -> JsonObject:
         """Says what is new since the last look; returns the service."""
