@@ -184,10 +184,11 @@ def _plan(drafters: list[DrafterSpec], setting: Setting) -> launch.LaunchPlan:
         mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefillMode.AUTO, max_draft_tokens=LONGEST, slo_classes=[]
     )
     limits = setting.limits
+    tokens = min(limits.kv_tokens, 2 * limits.max_requests * LONGEST_REQUEST)  # vLLM makes an object of each block
     extra = (
         f"--max-model-len={LONGEST_REQUEST}", f"--max-num-seqs={limits.max_requests}", f"--block-size={BLOCK_TOKENS}",
         f"--max-num-batched-tokens={limits.token_budget}", "--no-enable-prefix-caching",
-        f"--num-gpu-blocks-override={1 + limits.kv_tokens // BLOCK_TOKENS}",  # one is vLLM's own
+        f"--num-gpu-blocks-override={1 + tokens // BLOCK_TOKENS}",  # one is vLLM's own
     )  # fmt: skip
     plan = engines.make_plan(drafters, hot)
     engine = plan.boot.engine.model_copy(update={"extra_args": list(extra)})
