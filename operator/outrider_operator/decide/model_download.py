@@ -29,7 +29,7 @@ from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.patch import patched
 from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
 from outrider_operator.decide.pod_spec.volumes import model_volumes, scratch_volumes
-from outrider_operator.decide.pod_states import pods_of
+from outrider_operator.decide.pod_states import LOOK_AGAIN_S, pods_of
 from outrider_operator.decide.profiling.job_outcome import pod_of
 from outrider_operator.decide.profiling.measurement_request import attempt_hash
 from outrider_operator.decide.revisions import canary_revision_name, current_revision_name, revision_in
@@ -43,6 +43,7 @@ from outrider_operator.validation.reading import (
     is_being_deleted,
     is_true,
     items,
+    last_lines,
     mapping,
     name_of,
     text,
@@ -51,8 +52,6 @@ from outrider_operator.validation.reading import (
 
 KEY_ANNOTATION = "outrider.dev/prefetch"
 """Annotation of the Job: what it downloads, and the settings that it was tried with."""
-LOOK_AGAIN_S = 15.0
-"""How often a download's progress is looked at."""
 DOWNLOADER = "prefetch"
 """Name of the Job's container."""
 _RETRIES = 3
@@ -204,7 +203,7 @@ def _why_not_running(observed: Observed, job: Object | None, pod: Object | None)
 def _last_lines(pod: Object | None) -> str:
     """The last words of the container that ended."""
     said = next((text(ending, "message") for ending in _endings(pod)), "")
-    return " | ".join([line.strip() for line in said.splitlines() if line.strip()][-_LAST_LINES:])
+    return last_lines(said, _LAST_LINES)
 
 
 def _endings(pod: Object | None) -> list[Object]:

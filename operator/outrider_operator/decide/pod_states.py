@@ -19,6 +19,7 @@ from outrider_operator.validation.reading import (
     is_true,
     items,
     label,
+    last_lines,
     mapping,
     name_of,
     text,
@@ -49,7 +50,7 @@ MOST_TOLERATIONS = 256
 _UNFINISHED_NODE = ("node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered")
 """Taints of nodes that are joining. The taint `not-ready` is left out, since broken nodes have it as well."""
 LOOK_AGAIN_S = 15.0
-"""Seconds between reads of the events of pods that are being created: no watch delivers them."""
+"""Seconds between looks at what no watch delivers: the events of pods that are being created, a download's progress."""
 
 
 @dataclass(frozen=True)
@@ -275,10 +276,10 @@ def _keeps_ending(status: Object, now_s: float) -> bool:
 
 def _crash(pod: Object, status: Object, message: str) -> str:
     ended = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
-    lines = [line.strip() for line in text(ended, "message").splitlines() if line.strip()]
+    said = last_lines(text(ended, "message"), _LAST_LINES)
     if not ended:
         return f"Pod {name_of(pod)} cannot start: {cut(message, 500)}"
     code, why = integer(ended, "exitCode"), text(ended, "reason") or "no reason given"
-    last = f"; its last lines: {cut(' | '.join(lines[-_LAST_LINES:]), 900)}" if lines else ""
+    last = f"; its last lines: {cut(said, 900)}" if said else ""
     # The sentence omits the number of restarts, which would change it each time.
     return f"Pod {name_of(pod)} keeps ending with exit code {code} ({why}){last}"

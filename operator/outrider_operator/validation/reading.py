@@ -105,6 +105,12 @@ def unix_seconds(timestamp: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def last_lines(message: str, most: int) -> str:
+    """The last lines of what a container said, at most so many, in one line; empty where it said nothing."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " | ".join(lines[-most:])
+
+
 def cut(message: str, limit: int = 256) -> str:
     """`message` on one line, cut to `limit` characters as the CRD requires."""
     line = " ".join(message.split())

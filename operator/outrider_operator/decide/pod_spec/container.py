@@ -25,7 +25,7 @@ def container(
         "name": name,
         "image": image,
         "imagePullPolicy": settings.image_pull_policy,
-        "env": merged(environment(spec), [variable.wire() for variable in template.env]),
+        "env": variables_by_name(environment(spec), [variable.wire() for variable in template.env]),
         "envFrom": [source.wire() for source in template.env_from],
         "resources": resources(spec),
         "volumeMounts": [*(v.mount for v in volumes), *(mount.wire() for mount in template.volume_mounts)],
@@ -77,10 +77,10 @@ def environment(spec: SpeculativeServiceSpec) -> list[Object]:
     }
     fixed |= dict.fromkeys(CA_VARIABLES, CA_FILE) if spec.ca_bundle is not None else {}
     engine: list[Object] = [{"name": variable.name, "value": variable.value} for variable in spec.engine.env]
-    return merged([{"name": name, "value": value} for name, value in fixed.items()], _token(spec), engine)
+    return variables_by_name([{"name": name, "value": value} for name, value in fixed.items()], _token(spec), engine)
 
 
-def merged(*groups: list[Object]) -> list[Object]:
+def variables_by_name(*groups: list[Object]) -> list[Object]:
     """One variable per name, the last one: a list with two of a name cannot be applied."""
     return list({str(variable.get("name")): variable for group in groups for variable in group}.values())
 

@@ -10,7 +10,7 @@ from outrider_operator.cluster_model import JOB_NAME_LABEL, Object
 from outrider_operator.decide.profile_store import Failure, Store, failed
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import condition_of, cut, is_true, label, name_of, text, uid_of
+from outrider_operator.validation.reading import condition_of, cut, is_true, label, last_lines, name_of, text, uid_of
 from outrider_operator.validation.results import Termination, termination_of
 
 _MESSAGE_LIMIT = 1024
@@ -101,7 +101,7 @@ def _all_failed(store: Store, request: MeasurementRequest, failure: Failure) -> 
 
 def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure:
     """A failure described by the pod's last lines; without any, by the kubelet or the Job controller."""
-    lines = [line.strip() for line in words.message.splitlines() if line.strip()] if words is not None else []
+    said = last_lines(words.message, _LAST_LINES) if words is not None else ""
     if text(pod, "status", "reason") == "DeadlineExceeded":
         what = "It ran longer than profiling.timeout and was stopped"
     elif words is not None and words.exit_code == 0 and isinstance(words.result, InvalidInput):
@@ -110,5 +110,5 @@ def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure
         what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"
     else:
         what = text(condition_of(job, "Failed"), "message") or "Its pod left no result"
-    last = f"; its last lines: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
+    last = f"; its last lines: {said}" if said else ""
     return Failure(reason="JobFailed", message=cut(what + last, _MESSAGE_LIMIT), job=uid_of(job))

@@ -24,7 +24,7 @@ from outrider_operator.validation.reading import mapping
 
 PICKER_PORT = 9002
 """Port of an endpoint picker's gRPC service, llm-d's default."""
-LOOK_AGAIN_S = 60.0
+EXTENSION_LOOK_S = 60.0
 """No watch tells when the extension is installed."""
 
 
@@ -68,7 +68,7 @@ def plan_pool(children: Children, spec: SpeculativeServiceSpec, access: PoolAcce
         own = children.own(INFERENCE_POOL, children.owner.name)
         return PoolPlan(unwanted=(own,) if own is not None else ())
     if access is not PoolAccess.SERVED:
-        return PoolPlan(requeue_after_s=LOOK_AGAIN_S)
+        return PoolPlan(requeue_after_s=EXTENSION_LOOK_S)
     return PoolPlan(desired=(stamp(inference_pool(children.owner, spec)),))
 
 
