@@ -16,6 +16,7 @@ from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines.torch_engine import ProfilerTorchEngine
+from outrider_runtime.profiler.failures import NOISY, TIME_BUDGET_TOO_SMALL
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.host_protocol import VisitOrder
 from outrider_runtime.torch_engine.engine_loading import load
@@ -93,18 +94,27 @@ def test_job_profiles_target_and_drafters_without_vllm(folder: Path, tmp_path: P
     head = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "metadata": {"name": "chat"}}
     (tmp_path / "service.yaml").write_text(yaml.safe_dump({**head, "spec": spec.wire()}))
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['vllm'] = None\n")
-    ended = subprocess.run(
-        [
-            sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(tmp_path / "service.yaml"),
-            "--time-budget", "30s", "--result", str(tmp_path / "result"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    result = ProfilingResult.model_validate_json((tmp_path / "result").read_bytes())
-    if {failure.reason for failure in result.failures} == {"Noisy"}:
+    for budget_s in (8, 30):  # once more, with more time, where the machine was too busy
+        ended, result = _profile(tmp_path, budget_s)
+        reasons = {failure.reason for failure in result.failures}
+        if not reasons & {NOISY, TIME_BUDGET_TOO_SMALL}:
+            break
+    if reasons == {NOISY}:
         pytest.skip("the machine is too busy for a profile")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert result.failures == [], ended.stdout
     assert result.target is not None
     assert result.target.engine_version == f"torch-{torch.__version__}"
     assert {drafter.name: drafter.autoregressive for drafter in result.drafters} == {"pld": False, "eagle": True}
+
+
+def _profile(folder: Path, budget_s: int) -> tuple[subprocess.CompletedProcess[str], ProfilingResult]:
+    """Run the Job's command on the folder's manifest."""
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(folder / "service.yaml"),
+            f"--time-budget={budget_s}s", "--result", str(folder / "result"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return ended, ProfilingResult.model_validate_json((folder / "result").read_bytes())
