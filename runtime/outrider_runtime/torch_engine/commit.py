@@ -78,9 +78,9 @@ class JudgedTree(NamedTuple):
 
 
 def verdicts(judged_trees: Sequence[JudgedTree]) -> NodeVerdicts:
-    """Columns over the nodes of all trees, tree after tree."""
+    """Columns over the nodes of all trees, tree after tree; each is contiguous, as compiled code takes them."""
     rows = [row for judged in judged_trees for row in _rows(judged)]
-    return NodeVerdicts(*np.array(rows, bool).reshape(-1, 3).T)
+    return NodeVerdicts(*np.ascontiguousarray(np.array(rows, bool).reshape(-1, 3).T))
 
 
 def _rows(judged: JudgedTree) -> Iterator[tuple[bool, bool, bool]]:

@@ -121,7 +121,7 @@ def nodes_of(trees: Sequence[Tree]) -> Nodes:
         drafter=column([drafter for tree in trees for drafter in tree.drafters]),
         depth=column([depth for tree in trees for depth in tree.depths]),
         rank=column([rank for tree in trees for rank in tree.ranks]),
-        confidence=np.array([confidence for tree in trees for confidence in tree.confidences]),
+        confidence=np.array([confidence for tree in trees for confidence in tree.confidences], np.float64),
     )
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from numba import typeof
 from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.data.forest import ROOT, Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.loop.draft_caches import KVGap
+from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH, log_odds
@@ -201,6 +203,22 @@ def test_outcomes_of_tree_steps_are_consistent(models: Path) -> None:
         }:
             same = (outcome.forest.request == request) & (outcome.forest.depth == node) & outcome.accepted
             assert same.sum() == 1
+
+
+def test_columns_of_outcomes_have_the_types_of_compiled_code(models: Path) -> None:
+    """Bug: confidences of a lookup alone were whole numbers, and verdicts every third flag of an array. numba compiled
+    for either between two steps: half a minute in which no request got a token."""
+    harness, types = make_harness(models / "target", **pool_of_three(models)), set[object]()
+
+    def note(report: FinishedStep) -> None:
+        outcome = report.outcome
+        types.add(typeof((outcome.forest.columns, outcome.verified, outcome.accepted, outcome.tried)))
+
+    harness.loop.listeners.append(note)
+    draft_in_order(harness, orders(random.Random(3)))
+    answers(harness, GREEDY)
+    whole, real, flags = np.zeros(1, np.int64), np.zeros(1), np.zeros(1, bool)
+    assert types == {typeof(((*[whole] * 5, real), flags, flags, flags))}
 
 
 @pytest.mark.parametrize("family", ["SmolLM2", "Qwen3", "Llama 3 with scaled rotations"])
