@@ -90,6 +90,7 @@ def api_server_companions(binaries: Path, layout: Layout, subnets: Subnets) -> d
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
         "--node-monitor-period=1s",
+        "--horizontal-pod-autoscaler-sync-period=2s",
     ]
     scheduler = [
         str(binaries / "kube-scheduler"),

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ class OperatorProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         wait_for(f"the operator to be alive; see {self._log}", self._alive)
+
+    @contextmanager
+    def restarted(self, **variables: str) -> Generator[None]:
+        """Run it with these variables while the block runs, and with its former ones afterwards."""
+        before = {name: self._environment[name] for name in variables}
+        self.stop()
+        self.start(**variables)
+        try:
+            yield
+        finally:
+            self.stop()
+            self.start(**before)
 
     def stop(self) -> int:
         """SIGTERM, as the kubelet sends it; returns the exit status."""

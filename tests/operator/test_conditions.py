@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from outrider_crds.status import ConditionType
 from outrider_operator.kinds import DEPLOYMENT, JOB, POD
 
 from tests.cluster.cluster import Cluster
+from tests.operator.claims import HUB_TARGET, Claim
 from tests.operator.client import Client, Service, wait_for
 from tests.operator.conftest import Make
 from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
@@ -137,6 +139,15 @@ ROWS = {
         ),
         profiled=True,
     ),
+    "secretless": Row(  # it was PodCrashing, and no container had ever run
+        spec={
+            "podTemplate": {
+                "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "nowhere", "key": "token"}}}]
+            }
+        },
+        expected=(("Ready", "False", "PodCannotStart", "nowhere"),),
+    ),
+    "evicted": Row({"fill_bytes": 1_000_000, "start_s": -1}, {"modelCache": {"emptyDir": {"sizeLimit": "1Ki"}}}),
     "no-node": Row(
         spec=on_gpu(["NVIDIA-GB300"]),
         expected=(
@@ -262,9 +273,15 @@ def _deployment(labels: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def services(make: Make, policy: None) -> dict[str, Service]:
+def services(
+    make: Make, cluster: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory, policy: None
+) -> dict[str, Service]:
+    """One for each row, and one whose model the hub refuses."""
     del policy
-    return {name: make(name, standin=row.standin, **row.whole_spec()) for name, row in ROWS.items()}
+    claim = Claim(cluster, namespace, tmp_path_factory.mktemp("claim") / "volume", "weights")
+    refused = Row({"prefetch": "refuse"}, {**claim.field, **HUB_TARGET})
+    rows = {"gated": refused, **ROWS}  # what takes longest first
+    return {name: make(name, standin=row.standin, **row.whole_spec()) for name, row in rows.items()}
 
 
 @pytest.mark.parametrize(("name", "expected"), [(n, e) for n, row in ROWS.items() for e in row.expected])
@@ -340,6 +357,27 @@ def test_a_service_that_waits_for_its_profile_has_no_pod(services: dict[str, Ser
     service = services["waits"]
     service.wait("ProfilesReady", "False", "Failed")
     assert service.children(POD, "outrider.dev/component=serving") == []
+
+
+def test_pods_evicted_in_a_row_say_why(services: dict[str, Service]) -> None:
+    """A volume beyond its limit: 19 dead pods in 20 minutes, and no word of it."""
+    service = services["evicted"]
+    for kind, reason in (("Ready", "PodEnded"), ("Available", "PodEnded"), ("Progressing", "Stalled")):
+        service.wait(kind, "False", reason)
+        wait_for("the kubelet's words", partial(_says, service, kind, "exceeds the limit"))
+
+
+def test_failed_download_shows_the_words_of_the_hub(services: dict[str, Service]) -> None:
+    """A gated model: the kubelet's retries are over, and nothing waits for ever without a word."""
+    service = services["gated"]
+    message = service.wait("Progressing", "False", "Stalled")["message"]
+    assert "cannot be had from the hub: 401" in message
+    assert service.child(JOB, "gated-prefetch")["status"]["failed"] >= 1
+    service.wait("Stalled", "True")
+
+
+def _says(service: Service, kind: str, words: str) -> bool:
+    return words in service.condition(kind)["message"]
 
 
 def _owned_by(job: dict[str, Any], service: Service) -> bool:

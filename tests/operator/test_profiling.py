@@ -16,7 +16,7 @@ from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import PRODUCTS
 from tests.operator.client import Client, Service, uids, wait_for
-from tests.operator.conftest import RESYNC, Make
+from tests.operator.conftest import Make
 from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
 from tests.operator.process import OperatorProcess
 
@@ -196,14 +196,11 @@ def test_a_pod_that_cannot_run_blocks_no_measurement(hopeless: str, make: Make) 
 
 def test_the_end_of_a_first_job_is_heard_without_a_regular_look(make: Make, operator_process: OperatorProcess) -> None:
     """No status names a missing profile: a service that needed it to serve waited for the next resync."""
-    operator_process.stop()
-    operator_process.start(OUTRIDER_RESYNC_INTERVAL="1h")
     shared = {"name": "tests/heard", "source": {"hostPath": {"path": "/srv"}}}
     required = {"target": shared, "profiling": {"mode": "Required"}, "standin": {"profile_s": 2}}
-    for service in [make(name, **required) for name in ("heard", "overheard")]:
-        service.wait_updated()
-    operator_process.stop()
-    operator_process.start(OUTRIDER_RESYNC_INTERVAL=RESYNC)
+    with operator_process.restarted(OUTRIDER_RESYNC_INTERVAL="1h"):
+        for service in [make(name, **required) for name in ("heard", "overheard")]:
+            service.wait_updated()
 
 
 def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client: Client) -> None:

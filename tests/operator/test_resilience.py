@@ -29,7 +29,7 @@ from outrider_operator.supervision import RUNNING
 from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.operator.client import Client, Service, uids, wait_for
-from tests.operator.conftest import RESYNC, WINDOW, Make
+from tests.operator.conftest import WINDOW, Make
 from tests.operator.process import NAMESPACE, OperatorProcess
 
 pytestmark = pytest.mark.cluster
@@ -77,11 +77,8 @@ def test_an_idle_operator_does_not_write(steady: Service, operator_process: Oper
         wait_for("some looks", lambda: operator_process.metric(RECONCILES) >= enough)
         return _writes(cluster, steady.namespace) == before
 
-    operator_process.stop()
-    operator_process.start(OUTRIDER_RESYNC_INTERVAL="1s")
-    wait_for("looks without a write: a pod that answers late on a busy machine is news", is_quiet)
-    operator_process.stop()
-    operator_process.start(OUTRIDER_RESYNC_INTERVAL=RESYNC)
+    with operator_process.restarted(OUTRIDER_RESYNC_INTERVAL="1s"):
+        wait_for("looks without a write: a pod that answers late on a busy machine is news", is_quiet)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +128,11 @@ def test_changes_by_hand_are_taken_back(steady: Service, client: Client) -> None
     assert uids(steady.pods()) & before
 
 
-def test_an_object_of_another_controller_is_left_alone(make: Make, client: Client, namespace: str) -> None:
-    """NameConflict names the object; nothing of it changes, and the service comes up once it is gone."""
+def test_an_object_of_another_controller_is_left_alone(
+    make: Make, client: Client, namespace: str, operator_process: OperatorProcess
+) -> None:
+    """NameConflict names the object; nothing of it changes, and the service comes up once it is gone. It has no label
+    that is watched, so a regular look finds that."""
     owner = client.create(CONFIG_MAP, {"metadata": {"name": "their-owner", "namespace": namespace}})
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "their-owner", "controller": True}
     metadata = {
@@ -142,16 +142,17 @@ def test_an_object_of_another_controller_is_left_alone(make: Make, client: Clien
     }
     spec = {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}
     theirs = client.create(KUBERNETES_SERVICE, {"metadata": metadata, "spec": spec})
-    service = make("taken", profiling={"mode": "Skip"})
-    valid = service.wait("SpecValid", "False", "NameConflict")
-    assert "Service taken belongs to ConfigMap their-owner" in valid["message"]
-    kept = client.get(KUBERNETES_SERVICE, namespace, "taken")
-    assert kept is not None
-    assert kept["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
-    assert client.get(DEPLOYMENT, namespace, "taken") is None
-    client.delete(KUBERNETES_SERVICE, namespace, "taken")
-    service.wait("SpecValid", "True")
-    service.wait_updated()
+    with operator_process.restarted(OUTRIDER_RESYNC_INTERVAL="1s"):
+        service = make("taken", profiling={"mode": "Skip"})
+        valid = service.wait("SpecValid", "False", "NameConflict")
+        assert "Service taken belongs to ConfigMap their-owner" in valid["message"]
+        kept = client.get(KUBERNETES_SERVICE, namespace, "taken")
+        assert kept is not None
+        assert kept["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
+        assert client.get(DEPLOYMENT, namespace, "taken") is None
+        client.delete(KUBERNETES_SERVICE, namespace, "taken")
+        service.wait("SpecValid", "True")
+        service.wait_updated()
 
 
 def test_a_service_takes_back_what_one_before_it_left(make: Make, client: Client) -> None:

@@ -23,7 +23,7 @@ BAD, GOOD = [LOOKUP, EAGLE], [LOOKUP, EAGLE | {"name": "eagle-2"}]
 @pytest.fixture(scope="module")
 def services(make: Make) -> dict[str, Service]:
     """Whose pods cannot load the drafter `eagle`, started together."""
-    common: dict[str, Any] = {"standin": {"unloadable": "eagle", "start_s": 3}, "profiling": {"mode": "Skip"}}
+    common: dict[str, Any] = {"standin": {"unloadable": "eagle", "start_s": 5}, "profiling": {"mode": "Skip"}}
     return {
         "surge": make("surge", replicas=3, rollout=SURGE, **common),
         "swap": make("swap", replicas=3, rollout=SWAP, **common),
@@ -39,34 +39,66 @@ def operator_restarted(operator_process: OperatorProcess) -> Generator[OperatorP
         operator_process.start()
 
 
-@pytest.mark.parametrize(("name", "old", "new"), [("surge", 3, 1), ("swap", 2, 1), ("single", 1, 1)])
 def test_a_missing_draft_is_held_while_no_operator_runs(
-    services: dict[str, Service], operator_restarted: OperatorProcess, name: str, old: int, new: int
+    services: dict[str, Service], operator_restarted: OperatorProcess
 ) -> None:
-    """The operator is killed before the new pod is ready. The Deployment's controller sees it ready, and takes no old
-    pod for it; neither does the operator once it is back. The next draft rolls out."""
-    service = services[name]
-    service.wait_updated()
-    before, revision = uids(service.ready_pods()), service.revision
-    service.patch({"draftPool": BAD})
-    wait_for("a pod of the new revision", lambda: uids(service.pods()) - before)
+    """The operator is killed before the new pods are ready. The Deployments' controller sees them ready, and takes no
+    old pod for them; neither does the operator once it is back. The next draft rolls out."""
+    for service in services.values():
+        service.wait_updated()
+    rollouts = [
+        HeldRollout(services["surge"], 3, 1),
+        HeldRollout(services["swap"], 2, 1),
+        HeldRollout(services["single"], 1, 1),
+    ]
+    for rollout in rollouts:
+        rollout.service.patch({"draftPool": BAD})
+    for rollout in rollouts:
+        rollout.wait_for_a_new_pod()
     operator_restarted.kill()
-    wait_for("the new pod to be seen ready", lambda: deployed(service, "readyReplicas") == old + new)
-    assert deployed(service, "availableReplicas") == old
-    assert (len(old_pods(service, revision)), len(service.pods())) == (old, old + new)
+    for rollout in rollouts:
+        rollout.assert_held_by_kubernetes()
     operator_restarted.start()
-    progressing = service.wait("Progressing", "False", "DrafterNotLoaded")
-    assert (
-        "drafter eagle is not loaded: its weights do not fit the target. The old pods serve on."
-        in progressing["message"]
-    )
-    assert service.condition("Updated")["reason"] == "DrafterNotLoaded"
-    assert uids(old_pods(service, revision)) <= before
-    assert (len(old_pods(service, revision)), len(service.pods())) == (old, old + new)
-    service.patch({"draftPool": GOOD})
-    service.wait_updated()
-    assert len(service.ready_pods()) == service.read()["spec"]["replicas"]
-    assert "minReadySeconds" not in service.child(DEPLOYMENT)["spec"]
+    for rollout in rollouts:
+        rollout.assert_held_by_the_operator()
+        rollout.service.patch({"draftPool": GOOD})
+    for service in services.values():
+        service.wait_updated()
+        assert len(service.ready_pods()) == service.read()["spec"]["replicas"]
+        assert "minReadySeconds" not in service.child(DEPLOYMENT)["spec"]
+
+
+class HeldRollout:
+    """A rollout of a draft that cannot be loaded: so many old pods serve on, next to so many new ones."""
+
+    def __init__(self, service: Service, old: int, new: int) -> None:
+        self.service = service
+        self._old, self._new = old, new
+        self._before, self._revision = uids(service.ready_pods()), service.revision
+
+    def wait_for_a_new_pod(self) -> None:
+        wait_for("a pod of the new revision", lambda: uids(self.service.pods()) - self._before)
+
+    def assert_held_by_kubernetes(self) -> None:
+        service = self.service
+        wait_for("the new pod to be seen ready", lambda: deployed(service, "readyReplicas") == self._old + self._new)
+        assert deployed(service, "availableReplicas") == self._old
+        self._assert_counts()
+
+    def assert_held_by_the_operator(self) -> None:
+        progressing = self.service.wait("Progressing", "False", "DrafterNotLoaded")
+        assert (
+            "drafter eagle is not loaded: its weights do not fit the target. The old pods serve on."
+            in progressing["message"]
+        )
+        assert self.service.condition("Updated")["reason"] == "DrafterNotLoaded"
+        assert uids(old_pods(self.service, self._revision)) <= self._before
+        self._assert_counts()
+
+    def _assert_counts(self) -> None:
+        assert (len(old_pods(self.service, self._revision)), len(self.service.pods())) == (
+            self._old, self._old + self._new
+        )  # fmt: skip
 
 
 def test_a_held_rollout_grows_by_old_pods_alone(services: dict[str, Service]) -> None:
