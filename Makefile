@@ -5,7 +5,7 @@ PYTHON3 ?= python3
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
-PROCESSES ?= 2
+PROCESSES ?= 3
 
 .PHONY: help demo test test-fast lint deps deps-fast code bench recording crds docs profile simulate clean
 
@@ -15,7 +15,7 @@ help: ## list the targets
 demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
-test: deps lint ## every test, those on the real cluster and the real engine included (PROCESSES=3: the cluster mostly waits)
+test: deps lint ## every test, those on the real cluster and the real engine included, in PROCESSES=3: a cluster's tests mostly wait
 	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations=20 --file-budgets=tests/file_budgets.toml
 
 test-fast: code ## the unit tests without those marked slow

@@ -1,7 +1,8 @@
 """Fixtures that several test folders share, which tests run at the same time, and how hypothesis and OpenMP run."""
 
 import os
-from pathlib import PurePosixPath
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from xdist.scheduler import LoadScopeScheduling
 pytest_plugins = ["tests.cluster.fixtures", "tests.file_budgets"]
 
 LONGEST_FIRST = (
-    "cluster", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
-    "test_several_neural_drafters.py", "engine", "e2e", "torch_engine", "control",
+    "cluster", "e2e", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
+    "test_several_neural_drafters.py", "engine", "torch_engine", "control",
 )  # fmt: skip
-"""Folders and files; the tests of the operator share the cluster's process. The pods of the end-to-end tests need the
-cores that engines in tests would take: one process has unit tests by then."""
+"""Folders and files; the tests of the operator share the cluster's process."""
+CLUSTER_FOLDERS = ("cluster", "operator", "e2e")
+GIVING_WAY = 10
+"""Niceness of all other tests: a kubelet's probes and the pods of the end-to-end tests come before them."""
 
 # No test is timed: on a busy machine any example may take long. A commit passes or fails whenever it is tested: new
 # examples are looked for on purpose, with `--hypothesis-profile=search`.
@@ -33,6 +36,15 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"OUTRIDER_TEST_DEVICE is {device!r}; set it to cpu or gpu")
     if device == "cpu":  # Triton looks when it is imported, which any test that imports vLLM does.
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of a cluster mostly wait, so that a process more than there are cores runs them next to those that compute.
+    What a test starts has its priority. Only root may take back what it gave."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0 if folder in CLUSTER_FOLDERS else GIVING_WAY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
