@@ -28,8 +28,18 @@ class Receiver:
     """Base address, as OTEL_EXPORTER_OTLP_ENDPOINT has it."""
     spans: list[Span] = field(default_factory=list)
 
-    def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of a process that is to send its spans here, soon."""
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
+
+    def named(self, name: str, trace: str = "") -> list[Span]:
+        """Spans of this name, of one trace if that is named."""
+        return [span for span in self.spans if span.name == name and trace in ("", span.trace_id)]
 
 
 @contextmanager

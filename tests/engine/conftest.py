@@ -13,11 +13,15 @@ import pytest
 import yaml
 from outrider_runtime.vllm_plugin import cpu
 
-from tests.engine.engines import DEVICE
+from tests.engine.engines import DEVICE, EAGLE_HEAD
 from tests.engine.server_process import EXAMPLE, TARGET, Server
+from tests.otlp_receiver import Receiver, receiving
 
 if DEVICE == "cpu":
     os.environ.update(cpu.ENVIRONMENT)  # before any test imports vLLM
+
+BROKEN = "broken"
+"""A drafter of the shared server, and its folder."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Laptop:
     profiles: Path
     run_volume: Path
     """Folder in which the server makes its run folder."""
+    receiver: Receiver
+    """Gets the server's spans."""
 
     def edit(self, **speculation: object) -> None:
         """Change `spec.speculation` in the manifest."""
@@ -51,20 +57,34 @@ class Laptop:
 
 @pytest.fixture(scope="session")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
-    """One for the whole session: loading vLLM takes most of a minute."""
+    """One for the whole session: loading vLLM takes most of a minute. It sends spans, and one of its drafters cannot be
+    loaded."""
     folder = tmp_path_factory.mktemp("server")
-    manifest, profiles = folder / "service.yaml", folder / "profiles"
-    manifest.write_text(EXAMPLE.read_text())
-    shutil.copytree(EXAMPLE.parent / "models", folder / "models")
+    manifest, profiles, run_volume = _manifest(folder), folder / "profiles", folder / "run"
     profiles.mkdir()
-    run_volume = folder / "run"
     run_volume.mkdir()
-    server = Server(
-        folder / "server.log", TARGET.name, "-f", str(manifest), "--profiles", str(profiles),
-        environment={"OUTRIDER_RUN_DIR": str(run_volume)},
-    )  # fmt: skip
-    try:
-        server.wait_until("readiness", server.is_ready)
-        yield Laptop(server, manifest, profiles, run_volume)
-    finally:
-        server.stop()
+    with receiving() as receiver:
+        server = Server(
+            folder / "server.log", TARGET.name, "-f", str(manifest), "--profiles", str(profiles),
+            environment={"OUTRIDER_RUN_DIR": str(run_volume), **receiver.variables},
+        )  # fmt: skip
+        try:
+            server.wait_until("readiness", server.is_ready)
+            yield Laptop(server, manifest, profiles, run_volume, receiver)
+        finally:
+            server.stop()
+
+
+def _manifest(folder: Path) -> Path:
+    """The example, and an EAGLE-3 head whose weights end in the middle."""
+    shutil.copytree(EXAMPLE.parent / "models", folder / "models")
+    broken = folder / "models" / BROKEN
+    shutil.copytree(EAGLE_HEAD, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: 1 << 20])
+    document = yaml.safe_load(EXAMPLE.read_text())
+    head = {"name": BROKEN, "source": {"hostPath": {"path": str(broken)}}}
+    document["spec"]["draftPool"].append({"name": BROKEN, "method": "Eagle", "eagle": {"model": head}})
+    manifest = folder / "service.yaml"
+    manifest.write_text(yaml.safe_dump(document))
+    return manifest
