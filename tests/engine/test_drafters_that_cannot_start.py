@@ -14,15 +14,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 from outrider_crds.runtime_state import DrafterReport
+from outrider_crds.spec import DrafterSpec
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 
 from tests.engine import engines, planted_models
-from tests.engine.engines import POOR_DRAFT, TARGET, Bench, boot_config, draft_model, eagle, lookup, model, sparse_self
+from tests.engine.engines import (
+    POOR_DRAFT,
+    SMALL,
+    TARGET,
+    Bench,
+    boot_config,
+    draft_model,
+    eagle,
+    lookup,
+    model,
+    sparse_self,
+)
 from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
-TARGET_LAYERS = 30
+TARGET_LAYERS = 6
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +48,11 @@ def without_eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in TARGET.glob("*token*"):
         shutil.copy(file, folder)
     return folder
+
+
+@pytest.fixture
+def small_head(tmp_path: Path) -> DrafterSpec:
+    return eagle(engines.head_reading(engines.SMALL_LAYERS, tmp_path / "head"))
 
 
 def reasons(engine: Bench) -> dict[str, str]:
@@ -68,7 +85,7 @@ def test_draft_that_ends_before_overridden_positions_is_left_out(tmp_path: Path)
     """Bug: with `--hf-overrides={"max_position_embeddings": 1024}` a draft of 256 positions was hosted over a target
     whose config.json says 256, too; past them it reads behind its tables."""
     short = tmp_path / "short"
-    shutil.copytree(engines.SMALL, short)
+    shutil.copytree(SMALL, short)
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}))
     overridden = ['--hf-overrides={"max_position_embeddings": 1024}']
@@ -129,7 +146,7 @@ def test_oom_in_graph_capture_restarts_without_the_largest(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("when", ["set_attn", "init_cudagraph_manager", "propose"])
 def test_a_head_that_raises_before_the_engine_serves_is_started_without(
-    monkeypatch: pytest.MonkeyPatch, when: str
+    monkeypatch: pytest.MonkeyPatch, small_head: DrafterSpec, when: str
 ) -> None:
     """While it is given its attention or its graphs, or in the passes that warm up and measure memory.
 
@@ -143,7 +160,7 @@ def test_a_head_that_raises_before_the_engine_serves_is_started_without(
         raise RuntimeError("no kernel for this device")
 
     monkeypatch.setattr(EagleHead, when, fail)
-    plan = engines.make_plan([eagle(), draft_model(POOR_DRAFT), lookup()])
+    plan = engines.make_plan([small_head, draft_model(SMALL), lookup()], target=SMALL)
     with pytest.raises(RuntimeError, match="'eagle' cannot be started") as ended, engines.engine(plan):
         pass
     smaller = launch.after_failure(plan, ended.value)
@@ -166,9 +183,9 @@ def test_a_head_that_raises_before_the_engine_serves_is_started_without(
             assert engine.accepted(drafter) > 0
 
 
-def test_a_head_of_random_weights_starts() -> None:
+def test_a_head_of_random_weights_starts(small_head: DrafterSpec) -> None:
     """Bug: the map of its smaller vocabulary, which no dummy weights replace, was missed without a checkpoint."""
-    with engines.bench([eagle()], extra=["--load-format=dummy"]) as engine:
+    with engines.bench([small_head], extra=["--load-format=dummy"], target=SMALL) as engine:
         assert not reasons(engine)
         engine.loop.pin(1, "eagle")
         engine.generate(SHORT[:1], max_tokens=4)
