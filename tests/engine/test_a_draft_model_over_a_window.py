@@ -74,8 +74,8 @@ def test_no_pass_reads_more_than_the_window_and_its_own_tokens(
 ) -> None:  # fmt: skip
     """Promise: a pass costs what min(context, budget) tokens cost, in steps that read a prompt, too."""
     seen = list[tuple[int, int]]()
-    member = engine.member(NARROW)
-    made = member._build_attn_metadata
+    tables = engine.member(NARROW)._short
+    made = tables._built
 
     def noted(*arguments: Any, **keywords: Any) -> Any:
         metadata = made(*arguments, **keywords)
@@ -85,7 +85,7 @@ def test_no_pass_reads_more_than_the_window_and_its_own_tokens(
         return metadata
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(member, "_build_attn_metadata", noted)
+        patch.setattr(tables, "_built", noted)
         assert engine.run(ALL, only(NARROW)) == reference
     assert max(read - tokens for read, tokens in seen) <= BUDGET
     assert max(tokens for _, tokens in seen) > BUDGET, "a prompt was read in one piece"
@@ -171,7 +171,7 @@ def test_a_table_is_shortened_page_by_page() -> None:
 
     whole = torch.arange(40, dtype=torch.int32).reshape(2, 20)
     tables = SimpleNamespace(block_sizes=[4], block_tables=[SimpleNamespace(gpu=whole)])
-    member = SimpleNamespace(attn_groups=[["layers"]], block_tables=tables, device=torch.device("cpu"))
+    member = SimpleNamespace(attn_groups=[["layers"]], block_tables=tables, device=torch.device("cpu"), max_num_reqs=2)
     short = ShortTables(Window(sink_tokens=4, window_tokens=5), member)  # one page, and five tokens lie in two
     lengths, tokens = torch.tensor([42, 9]), torch.tensor([6, 1])
     table, seen = short._shortened(whole, lengths, tokens, 6)

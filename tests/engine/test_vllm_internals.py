@@ -38,7 +38,7 @@ OVERRIDDEN = {
     ),
     "draft_model_member.DraftModelMember": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator",
-        "load_draft_model load_model set_attn _build_attn_metadata propose",
+        "load_draft_model load_model set_attn _build_attn_metadata _multi_step_decode propose",
     ),
     "confident.Confident": (f"{GPU}.spec_decode.speculator.DraftModelSpeculator", "_maybe_predict_acceptance"),
     "device_ranking.DeviceRanking": (
@@ -80,6 +80,27 @@ CALLED = {
         "self num_reqs batch_desc query_start_loc_np seq_lens_cpu_upper_bound step causal dcp_local_seq_lens "
         "slot_mappings"
     ),
+    f"{GPU}.spec_decode.speculator.DraftModelSpeculator._build_uniform_attn_metadata": (
+        "self batch_desc num_reqs num_query_per_req seq_lens_cpu_upper_bound step causal dcp_local_seq_lens"
+    ),
+    f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._multi_step_decode": (
+        "self input_batch num_rejected num_reqs skip_attn num_tokens_across_dp"
+    ),
+    f"{GPU}.spec_decode.speculator.DraftModelSpeculator.sample_draft": (
+        "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx"
+    ),
+    f"{GPU}.cudagraph_utils.CudaGraphManager": (
+        "vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
+    ),
+    f"{GPU}.cudagraph_utils.CudaGraphManager.capture": "self create_forward_fn progress_bar_desc",
+    f"{GPU}.cudagraph_utils.CudaGraphManager.run_fullgraph": "self desc",
+    f"{GPU}.cudagraph_utils.prepare_inputs_to_capture": (
+        "num_reqs num_tokens model_state input_buffers block_tables attn_groups kv_cache_config full_cudagraph "
+        "max_query_len pcp_manager"
+    ),
+    f"{GPU}.input_batch.InputBatch.make_dummy": "num_reqs num_tokens input_buffers max_query_len is_padding",
+    f"{GPU}.block_table.BlockTables.get_dummy_block_tables": "self num_reqs",
+    f"{GPU}.block_table.BlockTables.get_dummy_slot_mappings": "self num_tokens",
     f"{GPU}.block_table.BlockTables.gather_block_tables": "self idx_mapping num_reqs_padded out out_ptrs",
     f"{GPU}.block_table.BlockTables.compute_slot_mappings": (
         "self idx_mapping query_start_loc positions num_tokens_padded out"
@@ -201,7 +222,8 @@ ATTRIBUTES = {
     f"{GPU}.spec_decode.utils.DraftTokensHandler": "req_ids",
     f"{GPU}.spec_decode.speculator.DraftModelSpeculator": (
         "vllm_config device model input_buffers block_tables kv_cache_config attn_groups draft_attn_layer_names "
-        "num_speculative_steps num_extra_query_per_req pcp_manager max_num_reqs draft_token_confidence_probs"
+        "num_speculative_steps num_extra_query_per_req pcp_manager max_num_reqs draft_token_confidence_probs "
+        "idx_mapping temperature seeds draft_tokens draft_logits attn_cg_support model_state"
     ),
     f"{GPU}.spec_decode.dflash2.speculator.DFlash2Speculator": (
         "candidate_sampler sample_idx_mapping sample_col num_speculative_steps"
@@ -211,7 +233,8 @@ ATTRIBUTES = {
         "scratch req_states max_model_len num_speculative_steps"
     ),
     f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator": (
-        "expanded_slot_mappings arange_gpu dcp_size draft_is_prefilling max_model_len max_num_reqs speculative_config"
+        "expanded_slot_mappings arange_gpu dcp_size draft_is_prefilling max_model_len max_num_reqs speculative_config "
+        "current_draft_step expanded_positions last_token_indices"
     ),
     f"{GPU}.block_table.BlockTables": "block_sizes block_tables input_block_tables slot_mappings",
     "vllm.config.model.ModelConfig": (

@@ -16,19 +16,20 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, prepare_inputs_to_capture
 from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from outrider_runtime.drafters.window import Window
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.confident import Confident
+from outrider_runtime.vllm_plugin.decode_passes import DecodePasses
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
 
-class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class DraftModelMember(Confident, DecodePasses, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def __init__(
         self, vllm_config: Any, device: torch.device, req_states: Any, prefix: str | None, window: Window | None = None
     ) -> None:  # fmt: skip
@@ -45,7 +46,8 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
             return super().load_draft_model(target_model, target_attn_layer_names)
 
     def load_model(self, target_model: Any) -> None:
-        """Load the draft. Raises ValueError if it has a window and its attention cannot be bounded."""
+        """Load the draft. Raises ValueError if its layers keep a state, or if it has a window and its attention cannot
+        be bounded."""
         super().load_model(target_model)
         if self._window is not None:
             layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.draft_attn_layer_names)
@@ -62,7 +64,7 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         seq_lens_cpu_upper_bound: torch.Tensor, step: int, *, slot_mappings: torch.Tensor | None = None,
         **more: Any,
     ) -> Any:  # fmt: skip
-        """Build the metadata of any pass: the first one, later ones, and those that fill KV gaps."""
+        """Build the metadata of the first pass, of those that fill KV gaps, and of later ones without a window."""
         if self._short is None:
             return super()._build_attn_metadata(
                 num_reqs, batch_desc, query_start_loc_np, seq_lens_cpu_upper_bound, step,
@@ -75,6 +77,41 @@ class DraftModelMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
             buffers.query_start_loc[: num_reqs + 1], torch.from_numpy(query_start_loc_np[: num_reqs + 1]).int(),
             seq_lens_cpu_upper_bound[:num_reqs] + step, mappings, buffers.positions[:count],
         )  # fmt: skip
+
+    def _pass_metadata(
+        self, rows: int, graph: BatchExecutionDescriptor, most_seen: torch.Tensor, step: int,
+        slot_mappings: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        if self._short is not None:
+            return self._short.of_a_pass(
+                self.block_tables.input_block_tables[self._short.group][:rows], self.input_buffers, graph,
+                most_seen[:rows] + step + 1, slot_mappings,
+            )  # fmt: skip
+        return self._build_uniform_attn_metadata(
+            batch_desc=graph, num_reqs=rows, num_query_per_req=1, seq_lens_cpu_upper_bound=most_seen, step=step + 1
+        )
+
+    def _metadata_to_capture(self, rows: int, slot_mappings: torch.Tensor) -> Any:
+        if self._short is not None:
+            return self._short.to_capture(rows, self.input_buffers, slot_mappings)
+        return prepare_inputs_to_capture(
+            rows, rows, self.model_state, self.input_buffers, self.block_tables, self.attn_groups, self.kv_cache_config,
+            full_cudagraph=True, max_query_len=1,
+        ).attn_metadata  # fmt: skip
+
+    def _multi_step_decode(
+        self, input_batch: Any, num_rejected: torch.Tensor, num_reqs: int, skip_attn: bool,
+        num_tokens_across_dp: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """vLLM's own, whose passes no graph can hold: it reads the number of each on the host."""
+        if skip_attn:
+            super()._multi_step_decode(input_batch, num_rejected, num_reqs, skip_attn, num_tokens_across_dp)
+            return
+        last = self.expanded_positions[self.last_token_indices[:num_reqs]]
+        # With the token that its first pass took in place of the first rejected one, and the one that it drafted.
+        seen = input_batch.seq_lens[:num_reqs] - num_rejected[:num_reqs] + 2
+        self._begin_passes(self.draft_tokens[:num_reqs, 0], last + 1, seen)
+        self._run_passes(num_reqs, range(1, self.num_speculative_steps), input_batch.seq_lens_cpu_upper_bound)
 
     def propose(self, *arguments: Any, num_speculative_tokens: int | None = None, **keywords: Any) -> torch.Tensor:
         """Propose this many tokens; vLLM's own method always proposes the most. 0: the first pass, which writes KV."""

@@ -15,18 +15,20 @@ import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, init_attn_backend
+from vllm.v1.worker.gpu.attn_utils import init_attn_backend
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from outrider_runtime.drafters.window import Window
 from outrider_runtime.vllm_plugin.adapters import Rows
-from outrider_runtime.vllm_plugin.confident import Confident, log_odds
+from outrider_runtime.vllm_plugin.confident import Confident
+from outrider_runtime.vllm_plugin.decode_passes import DecodePasses
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 
 NOT_A_TOKEN = -1
 
 
-class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class SparseSelfMember(Confident, DecodePasses, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped
     num_extra_query_per_req = 0
 
     def __init__(
@@ -37,7 +39,6 @@ class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         self._window = window
         self._adapt = adapt
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
-        self._starts_cpu = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
 
     # -- start --------------------------------------------------------------------------------------------------
 
@@ -57,7 +58,7 @@ class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         self, _model_state: Any, kv_cache_config: Any, block_tables: Any, _input_buffers: Any, _attn_groups: Any
     ) -> None:  # fmt: skip
         self.kv_cache_config, self.block_tables = kv_cache_config, block_tables
-        self.attn_groups, _, _ = init_attn_backend(
+        self.attn_groups, self.attn_cg_support, _ = init_attn_backend(
             kv_cache_config, self.vllm_config, self.device, active_layer_names={*self._layers}
         )
         self._short = ShortTables(self._window, self)
@@ -83,34 +84,24 @@ class SparseSelfMember(Confident, StandaloneARSpeculator):  # type: ignore[misc]
         slots = input_batch.idx_mapping[there]
         # (rows,): position of the last sampled token
         first = (input_batch.seq_lens[there] - num_rejected[there]).to(torch.int64)
-        tokens = last_sampled.view(-1)[slots]
-        upper = input_batch.seq_lens_cpu_upper_bound[torch.from_numpy(rows)]
-        for step in range(passes):
-            positions = first + step
-            tokens = self._next(tokens, positions.clamp(max=self.max_model_len - 1), slots, upper + step + 1, step)
-            made[there, step] = torch.where(positions < self.max_model_len, tokens, NOT_A_TOKEN)
+        self.idx_mapping.fill_(-1)
+        self.idx_mapping[: len(rows)] = slots
+        self._begin_passes(last_sampled.view(-1)[slots], first, first + 1)
+        self._run_passes(len(rows), range(passes), input_batch.seq_lens_cpu_upper_bound[torch.from_numpy(rows)])
+        positions = first[:, None] + torch.arange(passes, device=self.device)  # (rows, passes)
+        drafted = self.draft_tokens[: len(rows), :passes]
+        made[there] = torch.where(positions < self.max_model_len, drafted, NOT_A_TOKEN)
         return made
 
-    def _next(
-        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, most_seen: torch.Tensor, step: int
-    ) -> torch.Tensor:  # fmt: skip
-        """Run one pass: the likeliest next token of each row, given its window. All (rows,); most_seen: on the host."""
-        count, short = len(slots), self._short
-        starts = self.arange_gpu[: count + 1]
-        mapping = self.block_tables.compute_slot_mappings(slots, starts, positions, count, out=self._slot_mappings)
-        metadata = short.metadata(
-            short.of_requests[slots],
-            positions + 1,
-            starts,
-            self._starts_cpu[: count + 1],
-            most_seen,
-            mapping,
-            positions,
-        )
-        by_layer = build_slot_mappings_by_layer(mapping, self.kv_cache_config)
-        hidden_states = self._run_model(tokens.to(torch.int32), positions, metadata, by_layer, None)
-        logits = self.model.compute_logits(hidden_states)
-        if self.gives_confidence:
-            self.confidence[slots, step] = log_odds(logits)
-        best: torch.Tensor = logits.argmax(dim=-1)
-        return best
+    def _slot_buffer(self) -> torch.Tensor:
+        return self._slot_mappings
+
+    def _pass_metadata(
+        self, rows: int, graph: BatchExecutionDescriptor, most_seen: torch.Tensor, step: int,
+        slot_mappings: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        table = self._short.of_requests[self.idx_mapping[:rows]]
+        return self._short.of_a_pass(table, self.input_buffers, graph, most_seen + step + 1, slot_mappings)
+
+    def _metadata_to_capture(self, rows: int, slot_mappings: torch.Tensor) -> Any:
+        return self._short.to_capture(rows, self.input_buffers, slot_mappings)
