@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from eagle3.target import Answer, Target
 
 from tests.unit.examples.tiny_target import prompts, tiny_target
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Training is a whole run, for each test that needs what it made."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "trained" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="package")

@@ -183,6 +183,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arg
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, tmp_path):
     """`--answers 40`, more than one batch and less than two, once wrote them and ended before the first step."""
     progress = Progress(Budget(answers=40))
@@ -191,6 +192,7 @@ def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, 
     assert progress.steps == 40 * EAGLE3.passes / 8, "eight answers a step"
 
 
+@pytest.mark.slow
 def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path, capsys):
     """The figure at the end of training and that of `--evaluate` are one figure; training on starts from it."""
     (tmp_path / "prompts").write_text("\n".join(f"w{number} w{number + 9} w3" for number in range(5, 45)))
