@@ -16,9 +16,11 @@ LONGEST_FIRST = (
     "test_several_neural_drafters.py", "engine", "torch_engine", "control",
 )  # fmt: skip
 """Folders and files; the tests of the operator share the cluster's process."""
-CLUSTER_FOLDERS = ("cluster", "operator", "e2e")
+FIRST_SERVED = ("cluster", "operator", "e2e", "test_profiler.py", "test_profiling.py")
+"""Folders and files whose tests get the processor before others: a kubelet's probes are answered in time, and what is
+measured is not the neighbour."""
 GIVING_WAY = 10
-"""Niceness of all other tests: a kubelet's probes and the pods of the end-to-end tests come before them."""
+"""Niceness of all other tests."""
 
 # No test is timed: on a busy machine any example may take long. A commit passes or fails whenever it is tested: new
 # examples are looked for on purpose, with `--hypothesis-profile=search`.
@@ -38,13 +40,14 @@ def pytest_configure() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of a cluster mostly wait, so that a process more than there are cores runs them next to those that compute.
     What a test starts has its priority. Only root may take back what it gave."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        folder, *_, file = item.path.relative_to(Path(__file__).parent).parts
         with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, 0 if folder in CLUSTER_FOLDERS else GIVING_WAY)
+            os.setpriority(os.PRIO_PROCESS, 0, 0 if {folder, file} & {*FIRST_SERVED} else GIVING_WAY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
