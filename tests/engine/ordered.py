@@ -104,21 +104,29 @@ class OrderedBench:
         core = llm.llm_engine.engine_core.engine_core
         self.scheduler: Any = core.scheduler
         self.scheduler.members = len(drafters)
-        self.runner = core.model_executor.driver_worker.worker.model_runner
+        self.runner = self._runner(core.model_executor)
         self.names = [drafter.name for drafter in drafters]
         self.forwards: dict[int, int] = {}
         """Member -> forward passes since `run` began."""
         self.prompt_tokens: list[int] = []
         """Tokens of each prompt of the last `run`."""
+        self.restored_tokens: list[int] = []
+        """Tokens of each prompt of the last `run` that the prefix cache held."""
         self.tags: list[str] = []
         """What the engine's start set for compiled code, where a test notes it."""
         self._count_forwards()
+
+    @staticmethod
+    def _runner(executor: Any) -> Any:
+        """The worker's; None where workers are processes of their own."""
+        worker = getattr(executor, "driver_worker", None)
+        return worker and worker.worker.model_runner
 
     def member(self, number: int) -> Any:
         return self.runner.speculator._members[number]
 
     def _count_forwards(self) -> None:
-        for number, member in self.runner.speculator._members.items():
+        for number, member in self.runner.speculator._members.items() if self.runner else ():
             model = getattr(member, "model", None)
             if model is not None:
                 model.forward = self._counted(number, model.forward)  # hooks of some of vLLM's models are never called
@@ -143,7 +151,7 @@ class OrderedBench:
         scheduler.by_step.clear()
         scheduler.proposals.clear()
         engine, tokens = self.llm.llm_engine, {str(index): list[int]() for index in range(len(prompts))}
-        self.prompt_tokens = [0] * len(prompts)
+        self.prompt_tokens, self.restored_tokens = [0] * len(prompts), [0] * len(prompts)
         waiting, step = list(enumerate(prompts)), 0
         while waiting or engine.has_unfinished_requests():
             while waiting and step >= waiting[0][0] * arrive_every:
@@ -154,6 +162,7 @@ class OrderedBench:
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
                 self.prompt_tokens[int(output.request_id)] = len(output.prompt_token_ids)
+                self.restored_tokens[int(output.request_id)] = output.num_cached_tokens or 0
             step += 1
         return list(tokens.values())
 
@@ -168,13 +177,13 @@ class OrderedBench:
 
 @contextmanager
 def ordered(
-    drafters: Sequence[DrafterSpec],
-    *,
-    asynchronous: bool = False,
-    extra: Sequence[str] = (),
-    target: Path = engines.TARGET,
-) -> Iterator[OrderedBench]:
+    drafters: Sequence[DrafterSpec], *, asynchronous: bool = False, extra: Sequence[str] = (),
+    target: Path = engines.TARGET, ranks: int = 1,
+) -> Iterator[OrderedBench]:  # fmt: skip
+    """ranks: processes that share the target; with more than one none is this process."""
     made = engines.make_plan(drafters, extra=[SCHEDULER, *extra], target=target)
-    plan = made.model_copy(update={"pool": HostedPool(hosted=tuple(drafters))})
+    engine = made.boot.engine.model_copy(update={"tensor_parallel_size": ranks})
+    boot = made.boot.model_copy(update={"engine": engine})
+    plan = made.model_copy(update={"pool": HostedPool(hosted=tuple(drafters)), "boot": boot})
     with engines._asynchronous_scheduling() if asynchronous else nullcontext(), engines.engine(plan) as llm:
         yield OrderedBench(llm, drafters, plan)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tests.engine.engines import EAGLE_HEAD, SMALL
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
+EVEN_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
+"""Sizes that two ranks can share."""
 TARGET_LAYERS = [0, 2, 4]
 """Layers of the small target after which a block drafter reads hidden states."""
 BLOCK_TOKENS = 8
@@ -31,6 +33,10 @@ COPIED_FIELDS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "num_key_value_heads",
     "max_position_embeddings", "vocab_size", "rms_norm_eps", "hidden_act", "dtype",
 )  # fmt: skip
+RECURRENT_SIZES = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -61,9 +67,9 @@ def head_norms(config: Config, prefix: str) -> Weights:
     return {f"{prefix}self_attn.{name}_norm.weight": torch.ones(size) + 0.1 * torch.randn(size) for name in "qk"}
 
 
-def _block_draft(layers: int) -> tuple[Config, Weights]:
-    """A few Qwen3 layers over a projection of the target's hidden states."""
-    target = target_config()
+def _block_draft(layers: int, **sizes: int) -> tuple[Config, Weights]:
+    """A few Qwen3 layers over a projection of the target's hidden states. sizes: fields that are not the target's."""
+    target = target_config() | sizes
     width, read = target["hidden_size"], target["hidden_size"] * len(TARGET_LAYERS)
     config = {
         **{name: target[name] for name in COPIED_FIELDS},
@@ -78,8 +84,8 @@ def _block_draft(layers: int) -> tuple[Config, Weights]:
     return config, weights
 
 
-def dflash(folder: Path, layers: int = 2) -> Path:
-    config, weights = _block_draft(layers)
+def dflash(folder: Path, layers: int = 2, **sizes: int) -> Path:
+    config, weights = _block_draft(layers, **sizes)
     config["architectures"] = ["DFlashDraftModel"]
     config["dflash_config"] = {"mask_token_id": MASK_TOKEN, "target_layer_ids": TARGET_LAYERS}
     return save(folder, config, weights)
@@ -103,10 +109,12 @@ def dflash2(folder: Path, taps: int = 2, group: int = 16, rank: int = 32) -> Pat
     return save(folder, config, weights)
 
 
-def dspark(folder: Path, successors: Mapping[int, int], layers: int = 1, confidence: float = 0.0) -> Path:
+def dspark(
+    folder: Path, successors: Mapping[int, int], layers: int = 1, confidence: float = 0.0, **sizes: int
+) -> Path:  # fmt: skip
     """successors: token -> the token that the planted Markov head says comes next. confidence: log-odds around which
     the trained head's are."""
-    config, weights = _block_draft(layers)
+    config, weights = _block_draft(layers, **sizes)
     vocabulary, width = config["vocab_size"], config["hidden_size"]
     before, after = torch.zeros(vocabulary, MARKOV_RANK), 0.01 * torch.randn(vocabulary, MARKOV_RANK)
     for place, (token, successor) in enumerate(list(successors.items())[:MARKOV_RANK]):
@@ -172,22 +180,51 @@ def mimo(folder: Path) -> Path:
     return save(folder, config, weights, tokenizer=SMALL)
 
 
-def qwen3_next(folder: Path, layers: int = 6, experts: int = 4, inner: int = 64) -> Path:
-    """A Qwen3-Next of plain attention with one MTP layer, which hands out hidden states. Target and MTP layer count
-    through the vocabulary, with mistakes."""
-    target = target_config()
+def in_8_bits(folder: Path, source: Path, ignored: Sequence[str]) -> Path:
+    """A target whose layers are stored in 8 bits (compressed-tensors), those of its MTP layers in full. ignored: what
+    its config says is stored in full."""
+    config = json.loads((source / "config.json").read_text())
+    weights = load_file(source / "model.safetensors")
+    for name in [name for name in weights if name.startswith("model.layers.") and name.endswith("_proj.weight")]:
+        scale = weights[name].abs().amax(dim=1, keepdim=True) / 127
+        weights[f"{name}_scale"] = scale
+        weights[name] = (weights[name] / scale).round().to(torch.int8)
+    values = {"num_bits": 8, "type": "int", "symmetric": True}
+    scheme = {
+        "targets": ["Linear"], "weights": {**values, "strategy": "channel", "dynamic": False},
+        "input_activations": {**values, "strategy": "token", "dynamic": True},
+    }  # fmt: skip
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme}, "ignore": ["lm_head", *ignored],
+    }  # fmt: skip
+    return save(folder, config, weights, tokenizer=SMALL)
+
+
+def qwen3_next(
+    folder: Path, layers: int = 6, experts: int = 4, inner: int = 64, recurrent: Sequence[int] = (), **sizes: Any
+) -> Path:  # fmt: skip
+    """A Qwen3-Next with one MTP layer, which hands out hidden states. Target and MTP layer count through the
+    vocabulary, with mistakes.
+
+    recurrent: layers that keep a state (linear attention) in place of keys and values. sizes: fields that are not the
+    small target's."""
+    target = target_config() | sizes
     config = {
         **target, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": experts,
         "num_experts_per_tok": 2, "moe_intermediate_size": inner, "shared_expert_intermediate_size": inner,
-        "mlp_only_layers": [*range(1, layers)], "decoder_sparse_step": 1, "layer_types": ["full_attention"] * layers,
+        "mlp_only_layers": [*range(1, layers)], "decoder_sparse_step": 1,
+        "layer_types": ["linear_attention" if number in recurrent else "full_attention" for number in range(layers)],
         "num_hidden_layers": layers, "num_nextn_predict_layers": 1, "tie_word_embeddings": False,
-        "rope_theta": 100000.0, "partial_rotary_factor": 0.25, "full_attention_interval": 1,
+        "rope_theta": 100000.0, "partial_rotary_factor": 0.25, "full_attention_interval": 1, **RECURRENT_SIZES,
     }  # fmt: skip
     config.pop("rope_parameters", None)
     width, embedding = target["hidden_size"], _target_weights()["model.embed_tokens.weight"]
     weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.roll(1, 0)}
     for prefix in (*(f"model.layers.{number}." for number in range(layers)), "mtp.layers.0."):
         weights |= _attention_layer_with_gate(config, prefix, with_experts=prefix.endswith("layers.0."))
+    for number in recurrent:
+        weights = _with_state(config, weights, f"model.layers.{number}.")
     for norm in ("model.norm", "mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding"):
         weights[f"{norm}.weight"] = torch.zeros(width)  # vLLM adds 1
     weights["mtp.fc.weight"] = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], dim=1)
@@ -201,6 +238,23 @@ def _attention_layer_with_gate(config: Config, prefix: str, *, with_experts: boo
     if with_experts:
         layer = {name: weight for name, weight in layer.items() if ".mlp." not in name} | _experts(config, prefix)
     return {name: weight - 1 if "norm" in name else weight for name, weight in layer.items()}
+
+
+def _with_state(config: Config, weights: Weights, prefix: str) -> Weights:
+    """`weights` with linear attention in that layer."""
+    width, heads, size = config["hidden_size"], config["linear_num_key_heads"], config["linear_key_head_dim"]
+    keys, taps = heads * size, config["linear_conv_kernel_dim"]
+    own = {
+        "in_proj_qkvz.weight": torch.randn(4 * keys, width) * width**-0.5,
+        "in_proj_ba.weight": torch.randn(2 * heads, width) * width**-0.5,
+        "conv1d.weight": torch.randn(3 * keys, 1, taps) * taps**-0.5,
+        "dt_bias": torch.ones(heads),
+        "A_log": torch.zeros(heads),
+        "norm.weight": torch.ones(size),
+        "out_proj.weight": 0.1 * torch.randn(width, keys) * keys**-0.5,
+    }
+    kept = {name: weight for name, weight in weights.items() if not name.startswith(f"{prefix}self_attn.")}
+    return kept | {f"{prefix}linear_attn.{name}": weight for name, weight in own.items()}
 
 
 def _experts(config: Config, prefix: str) -> Weights:
