@@ -1,0 +1,306 @@
+"""What must be seen of the drafters of 2026 on a GPU: six checks of a pool with DFlash, DSpark, EAGLE-3 and MTP.
+
+    python -m bench.drafters_on_a_gpu [--cpu] [--only starts times ...]
+
+writes results/drafters_on_a_gpu.json, a check at a time. Targets and drafts are SmolLM2's layers and planted weights
+(`tests.engine.planted_models`): mechanics, graphs and memory are real, acceptance says nothing of published drafts.
+`--cpu` is for a trial without a GPU.
+
+starts    DFlash, DSpark, EAGLE-3, a draft model and a lookup in one engine: graphs of each, greedy answers with lengths
+          by turns and plain ones
+times     milliseconds of an idle step, of one that feeds a block drafter (at most 2% more), of its block at the least
+          and the most tokens (alike within 3%), and the share of steps in whole graphs
+replay    proposals after fed and shortened steps, ten rounds, and those of the same passes without graphs
+memory    bytes of weights, and of KV a token, of each draft; what is reserved on the device
+gaps      tokens accepted of each proposal: with a whole context, after 16 skipped steps, on a restored prefix
+hybrid    a target with layers that keep a state, MTP and DFlash: KV groups, restored tokens, equal answers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "drafters_on_a_gpu.json"
+BATCHES = (1, 16, 64)
+MOST = 3
+"""Draft tokens of a step."""
+SKIPPED_STEPS = 16
+ROUNDS = 10
+PROMPT = "The old lighthouse keeper counted the waves: one, two, three, four, one, two. " * 8
+
+
+def prompts(count: int) -> list[str]:
+    return [f"Day {number}. {PROMPT}" for number in range(count)]
+
+
+# -- orders of a step -------------------------------------------------------------------------------------------------
+
+
+def nothing(_step: int, _requests: list[str], order: Any) -> Any:
+    return order
+
+
+def alone(member: int, tokens: int, skipped: int = 0) -> Callable[..., Any]:
+    """One member at each step, after so many steps without; 0 tokens: it is fed."""
+
+    def give(step: int, _requests: list[str], order: Any) -> Any:
+        if step >= skipped:
+            order.passes[member] = tokens
+            if tokens:
+                order.chosen[:] = member
+        return order._replace(draft_tokens=tokens if step >= skipped else 0)
+
+    return give
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def starts(engine: Any) -> dict[str, Any]:
+    from tests.engine.test_block_drafts import by_turns
+
+    texts = prompts(20)
+    plain, drafted = engine.run(texts, nothing), engine.run(texts, by_turns, arrive_every=2)
+    failed = [report.failures for _, report in engine.orders_and_reports if report.failures]
+    return {"leftOut": engine.failures, "graphs": graphs(engine), "failures": failed} | equal(plain, drafted)
+
+
+def times(engine: Any) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for batch in (size for size in BATCHES if size <= engine.scheduler.max_num_running_reqs):
+        texts = prompts(batch)
+        row = {"idleMs": step_ms(engine, texts, nothing)}
+        for number in members(engine, "block"):
+            name = engine.names[number]
+            row |= {
+                f"{name} {tokens} tokens Ms": step_ms(engine, texts, alone(number, tokens)) for tokens in (0, 1, MOST)
+            }
+            with counted_graphs(engine) as whole:
+                engine.run(texts, alone(number, MOST))
+            row[f"{name} whole graphs"] = round(whole["target"] / len(engine.orders_and_reports), 3)
+        results[f"{batch} requests"] = row
+    return results
+
+
+def replay(engine: Any) -> dict[str, Any]:
+    from tests.engine.test_block_drafts import fed_then_short
+
+    texts, results = prompts(2), {}
+    for number in members(engine, "block", "head", "draft"):
+        different = 0
+        for _ in range(ROUNDS):
+            engine.run(texts, fed_then_short(number))
+            with_graphs = dict(engine.scheduler.proposals)
+            with eager(engine.member(number)):
+                engine.run(texts, fed_then_short(number))
+            different += with_graphs != dict(engine.scheduler.proposals)
+        results[engine.names[number]] = {"rounds": ROUNDS, "different": different}
+    return results
+
+
+def memory(engine: Any) -> dict[str, Any]:
+    import torch
+
+    drafts = {name: taken.model_dump() for name, taken in engine.memory.items()}
+    on_gpu = torch.cuda.is_available()
+    return {"drafts": drafts, "allocatedBytes": torch.cuda.memory_reserved() if on_gpu else None}
+
+
+def gaps(engine: Any) -> dict[str, Any]:
+    texts, results = prompts(4), {}
+    for number in members(engine, "block", "head"):
+        whole = accepted(engine, engine.run(texts, alone(number, MOST)), number)
+        after_gap = accepted(engine, engine.run(texts, alone(number, MOST, SKIPPED_STEPS)), number)
+        engine.run(texts, nothing)
+        restored = accepted(engine, engine.run(texts, alone(number, MOST), keep_prefixes=True), number)
+        results[engine.names[number]] = {
+            "whole": whole,
+            f"after {SKIPPED_STEPS} steps": after_gap,
+            "restored": restored,
+        }
+    return results
+
+
+def hybrid(engine: Any) -> dict[str, Any]:
+    from tests.engine.test_block_drafts import everything
+
+    texts = prompts(4)
+    plain, drafted = engine.run(texts, nothing), engine.run(texts, everything)
+    again = engine.run(texts, everything, keep_prefixes=True)
+    groups = engine.scheduler.kv_cache_config.kv_cache_groups
+    return {
+        "leftOut": engine.failures, "kvGroups": [type(group.kv_cache_spec).__name__ for group in groups],
+        "restoredTokens": sum(engine.restored_tokens), **equal(plain, drafted),
+        "equalOnPrefixes": equal(plain, again),
+    }  # fmt: skip
+
+
+# -- what they share --------------------------------------------------------------------------------------------------
+
+
+def equal(plain: Sequence[list[int]], drafted: Sequence[list[int]]) -> dict[str, Any]:
+    """Equal answers, and equal first tokens of all: in 16 bits ties may part two answers that are both right."""
+    pairs = list(zip(plain, drafted, strict=True))
+    common = [
+        next((at for at, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), len(pair[0])) for pair in pairs
+    ]
+    return {"equal": sum(a == b for a, b in pairs), "of": len(pairs), "commonTokens": sum(common) / len(pairs)}
+
+
+def members(engine: Any, *kinds: str) -> list[int]:
+    """Numbers of the loaded members of these kinds, by the names that `POOL` and `HYBRID` give them."""
+    loaded = engine.runner.speculator._members
+    return [number for number, name in enumerate(engine.names) if name.split("-")[0] in kinds and number in loaded]
+
+
+def managers(member: Any) -> list[Any]:
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    return [value for value in vars(member).values() if isinstance(value, CudaGraphManager)]
+
+
+def graphs(engine: Any) -> dict[str, int]:
+    """Captured for the target and for each member."""
+    loaded = engine.runner.speculator._members
+    counts = {
+        engine.names[number]: sum(len(manager.graphs) for manager in managers(member))
+        for number, member in loaded.items()
+    }
+    return {"target": sum(len(manager.graphs) for manager in managers(engine.runner)), **counts}
+
+
+@contextmanager
+def eager(member: Any) -> Iterator[None]:
+    """The member's passes run without graphs."""
+    captured = [manager for manager in managers(member) if manager._graphs_captured]
+    for manager in captured:
+        manager._graphs_captured = False
+    try:
+        yield
+    finally:
+        for manager in captured:
+            manager._graphs_captured = True
+
+
+@contextmanager
+def counted_graphs(engine: Any) -> Iterator[dict[str, int]]:
+    """Steps whose target ran in a whole graph."""
+    counts, manager = {"target": 0}, engine.runner.cudagraph_manager
+    run = manager.run_fullgraph
+
+    def counting(*arguments: Any, **keywords: Any) -> Any:
+        counts["target"] += 1
+        return run(*arguments, **keywords)
+
+    manager.run_fullgraph = counting
+    try:
+        yield counts
+    finally:
+        manager.run_fullgraph = run
+
+
+def step_ms(engine: Any, texts: Sequence[str], give: Callable[..., Any]) -> float:
+    """The median step in which every request decodes."""
+    began_s, steps_s = time.perf_counter(), list[float]()
+
+    def before_step(_step: int) -> None:
+        nonlocal began_s
+        moment_s = time.perf_counter()
+        if len(engine.scheduler.scheduled) == len(texts):
+            steps_s.append(moment_s - began_s)
+        began_s = moment_s
+
+    engine.run(texts, give, before_step=before_step)
+    return round(1e3 * median(steps_s[2:]), 4)
+
+
+def accepted(engine: Any, answers: Sequence[list[int]], number: int) -> float:
+    """Tokens accepted of a proposal of this member."""
+    kept = list[int]()
+    for (member, request, known), tokens in engine.scheduler.proposals.items():
+        if member == number:
+            rest = answers[int(request)][known - engine.prompt_tokens[int(request)] :]
+            equals = [a == b for a, b in zip(tokens, rest, strict=False)]
+            kept.append(equals.index(False) if False in equals else len(equals))
+    return round(sum(kept) / max(1, len(kept)), 3)
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+def pool(folder: Path) -> list[Any]:
+    from tests.engine import engines, planted_models
+
+    successors = {token: token + 1 for token in range(300)}
+    return [
+        engines.lookup("lookup"),
+        engines.eagle(planted_models.eagle_of_small(folder / "head"), "head"),
+        engines.block(planted_models.dspark(folder / "spark", successors), "block-dspark"),
+        engines.block(planted_models.dflash(folder / "flash"), "block-dflash"),
+        engines.draft_model(engines.POOR_DRAFT, "draft"),
+    ]
+
+
+def of_hybrid(folder: Path) -> list[Any]:
+    from tests.engine import engines, planted_models
+
+    return [
+        engines.lookup("lookup"),
+        engines.mtp("mtp"),
+        engines.block(planted_models.dflash(folder / "flash"), "block"),
+    ]
+
+
+@contextmanager
+def started(check: str, folder: Path) -> Iterator[Any]:
+    from tests.engine import engines, planted_models
+    from tests.engine.ordered import ordered
+
+    made = folder / check
+    if check == "hybrid":
+        target, drafters = planted_models.qwen3_next(made / "target", recurrent=(1, 2, 4)), of_hybrid(made)
+    else:
+        target, drafters = engines.SMALL, pool(made)
+    with ordered(drafters, target=target) as engine:
+        yield engine
+
+
+CHECKS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "starts": starts,
+    "times": times,
+    "replay": replay,
+    "memory": memory,
+    "gaps": gaps,
+    "hybrid": hybrid,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
+    parser.add_argument("--cpu", action="store_true", help="a trial: writes no results")
+    options = parser.parse_args()
+    os.environ.setdefault("OUTRIDER_TEST_DEVICE", "cpu" if options.cpu else "gpu")
+    os.environ.setdefault("OUTRIDER_TEST_DEVICE_ARGUMENTS", "--enforce-eager" if options.cpu else "--max-num-seqs=64")
+    results: dict[str, Any] = {}
+    engines = [["hybrid"] if "hybrid" in options.only else [], [name for name in options.only if name != "hybrid"]]
+    for names in filter(None, engines):  # the hybrid first: a mixture of experts wants a process without an engine
+        with tempfile.TemporaryDirectory() as folder, started(names[0], Path(folder)) as engine:
+            for name in names:
+                results[name] = CHECKS[name](engine)
+                print(json.dumps({name: results[name]}), flush=True)
+                if not options.cpu:
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
