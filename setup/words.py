@@ -155,9 +155,10 @@ def findings(repository: Path) -> list[Finding]:
     """Everything that the rules object to, allowed or not."""
     texts = {name: (repository / name).read_text(encoding="utf-8") for name in _files(repository)}
     sources = {name: text for name, text in texts.items() if name.endswith(".py")}
-    found = [finding for name, text in sources.items() for finding in python_findings(name, text)]
-    found += [finding for name, text in texts.items() if name not in sources for finding in text_findings(name, text)]
-    return found + list(repeated(sources))
+    all_findings = [finding for name, text in sources.items() for finding in python_findings(name, text)]
+    prose = {name: text for name, text in texts.items() if name not in sources}
+    all_findings += [finding for name, text in prose.items() for finding in text_findings(name, text)]
+    return all_findings + list(repeated(sources))
 
 
 def read_allowed(path: Path) -> Counts:
@@ -193,9 +194,9 @@ def not_allowed(counts: Counts, allowed: Counts, files: set[str]) -> Counts:
     return over
 
 
-def _report(found: list[Finding], over: Counts) -> None:
+def _report(all_findings: list[Finding], over: Counts) -> None:
     """Print one line a finding: all those of a file that has too many, since any of them may be the new one."""
-    for finding in found:
+    for finding in all_findings:
         if (finding.rule, finding.file) in over:
             print(f"{finding.file}:{finding.line}: {finding.rule}: {finding.text}")
     for (rule, file), count in over.items():
@@ -209,12 +210,12 @@ def main(arguments: list[str] | None = None, repository: Path | None = None, all
     parser.add_argument("--all", action="store_true", help="print every finding, the allowed ones too")
     options = parser.parse_args(arguments)
     root = repository or ALLOWED.parent.parent
-    found = findings(root)
-    counts: Counts = Counter((finding.rule, finding.file) for finding in found)
+    all_findings = findings(root)
+    counts: Counts = Counter((finding.rule, finding.file) for finding in all_findings)
     allowed = read_allowed(allowed_at)
     over = not_allowed(counts, allowed, set(_files(root)))
     subjects = long_subjects(root)
-    _report(found, counts if options.all else over)
+    _report(all_findings, counts if options.all else over)
     for subject in subjects:
         print(f"commit {subject!r}: {len(subject.partition(' ')[2])} characters, {LONGEST_SUBJECT} are allowed")
     if options.update and not over:

@@ -32,6 +32,6 @@ def bad() -> dict[str, BadManifest]:
 
 
 def _bad(text: str) -> BadManifest:
-    wanted = dict(line.removeprefix("# ").split(": ", 1) for line in text.splitlines() if line.startswith("# "))
-    both = wanted.get("expect", "")
-    return BadManifest(text=text, apiserver=wanted.get("apiserver", both), serve=wanted.get("serve", both))
+    expected = dict(line.removeprefix("# ").split(": ", 1) for line in text.splitlines() if line.startswith("# "))
+    both = expected.get("expect", "")
+    return BadManifest(text=text, apiserver=expected.get("apiserver", both), serve=expected.get("serve", both))

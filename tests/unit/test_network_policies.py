@@ -90,7 +90,7 @@ def test_egress_names_the_ports_of_the_pods_it_goes_to() -> None:
     [("In", ["x"], True), ("NotIn", ["x"], False), ("Exists", [], True), ("DoesNotExist", [], False)],
 )
 def test_selectors_know_all_four_operators(operator: str, values: list[str], selected: bool) -> None:
-    """As labels are matched everywhere in Kubernetes."""
+    """They match labels as everywhere else in Kubernetes."""
     expression = {"key": "k", "operator": operator, "values": values}
     assert matches({"matchExpressions": [expression]}, {"k": "x"}) is selected
 

@@ -8,12 +8,12 @@ import pytest
 
 from setup import words
 
-WHO = "who"
+BANNED = "who"
 """Written apart from the texts below, so that the lint finds nothing in this file."""
 
 
 def _of_python(source: str) -> list[tuple[str, int, str]]:
-    return [(found.rule, found.line, found.text) for found in words.python_findings("a.py", source)]
+    return [(finding.rule, finding.line, finding.text) for finding in words.python_findings("a.py", source)]
 
 
 @pytest.mark.parametrize("opening", ["Of", "By", "As", "In", "Where", "The same", "With", "for"])
@@ -32,7 +32,7 @@ def test_attribute_docstring_that_begins_with_a_preposition_is_found() -> None:
 
 def test_banned_words_are_found_in_docstrings_and_comments_by_line() -> None:
     source = f'"""Steps.\n\nRequests {WHO} wait."""\n\nx = 1  # this hangs {"on"} y\n'
-    assert _of_python(source) == [("word", 3, WHO), ("word", 5, "hangs on")]
+    assert _of_python(source) == [("word", 3, BANNED), ("word", 5, "hangs on")]
 
 
 def test_text_of_strings_and_quoted_names_passes() -> None:
@@ -62,7 +62,7 @@ def test_names_that_are_used_or_merely_contain_a_word_pass() -> None:
 
 def test_page_is_held_to_the_words_but_its_code_is_not() -> None:
     page = f"# A page\n```sh\necho {WHO}\n```\nSay `{WHO}`, not {WHO}.\n"
-    assert list(words.text_findings("docs/a.md", page)) == [words.Finding("word", "docs/a.md", 5, WHO)]
+    assert list(words.text_findings("docs/a.md", page)) == [words.Finding("word", "docs/a.md", 5, BANNED)]
 
 
 def test_class_and_file_names_of_the_product_occur_once() -> None:
@@ -74,7 +74,7 @@ def test_class_and_file_names_of_the_product_occur_once() -> None:
         "crds/b/main.py": "",
         "tests/slo.py": engine,
     }
-    assert sorted((found.rule, found.file, found.text) for found in words.repeated(sources)) == [
+    assert sorted((finding.rule, finding.file, finding.text) for finding in words.repeated(sources)) == [
         ("class twice", "operator/b/slo.py", "Engine, 2 times"),
         ("class twice", "runtime/a/slo.py", "Engine, 2 times"),
         ("file twice", "operator/b/slo.py", "slo.py, 2 times"),
