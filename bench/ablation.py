@@ -104,7 +104,7 @@ def second_rank(controller: Controller) -> None:
 
     def plan_draft(batch: Any) -> Any:
         made = planned(batch)
-        return replace(made, asked=made.asked[:1])
+        return replace(made, drafter_order=made.drafter_order[:1])
 
     controller.plan_draft = plan_draft  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from outrider_runtime.control.acceptance.estimate import Acceptance
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_CLASS, Batch
 from outrider_runtime.control.data.forest import ROOT, Forest, trials
 from outrider_runtime.control.data.plans import Purpose
 from outrider_runtime.control.selection.nodes import select
@@ -44,7 +44,7 @@ RUNS, STEPS, CANDIDATES, MOST_US = 5, 200, 32, 200.0
 def batch(requests: int) -> Batch:
     """Requests that decode, with room for everything."""
     nothing, much = np.zeros(requests, np.int64), np.full(requests, 1000)
-    no_class = np.full(requests, NOBODY)
+    no_class = np.full(requests, NO_CLASS)
     return Batch(
         np.arange(requests), no_class, much, nothing, nothing, much, much, np.zeros(requests), nothing[None], 0.0, 8192,
         10**6,

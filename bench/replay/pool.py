@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.replay.policies import Fixed
@@ -33,7 +33,7 @@ class PerRequest(Fixed):
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
         drafter_order = self._drafter_of[batch.slo_class]
-        drafter_order = np.where(self._lengths[drafter_order] > 0, drafter_order, NOBODY)
+        drafter_order = np.where(self._lengths[drafter_order] > 0, drafter_order, NO_DRAFTER)
         numbers = np.arange(len(self._drafters))[:, None]
         passes = np.where((drafter_order == numbers).any(1), self._lengths, 0)
         feed = np.where(drafter_order == numbers, batch.missing, 0)

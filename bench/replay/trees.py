@@ -82,7 +82,7 @@ def adaserve() -> System:
 
 def budget(place: Place, seed: int) -> int:
     """B: the knee that the profile found."""
-    cost = profile(place.world, (CHAINS,), seed % PROFILES).target[ExecutionMode.RAGGED]
+    cost = profile(place.world, (CHAINS,), seed % PROFILES).target[ExecutionMode.VARLEN]
     return round(cost.knee_tokens)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device, DeviceStep
@@ -178,7 +178,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         """Stock: one drafter over every request, at the scheduler's length."""
         count, requests = len(self.device.drafters), len(states.rows)
         passes, fed = np.zeros(count, np.int64), np.zeros((count, requests), np.int64)
-        drafter_order = np.full((1, requests), NOBODY, np.int64)
+        drafter_order = np.full((1, requests), NO_DRAFTER, np.int64)
         if self._drafter is not None and output.num_spec_tokens_to_schedule:
             passes[self._drafter], drafter_order[:] = output.num_spec_tokens_to_schedule, self._drafter
             missing, _, _ = self.device.caches.columns(states, tokens)

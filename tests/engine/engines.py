@@ -270,7 +270,7 @@ def verified(finished: FinishedStep, drafters: Sequence[str]) -> list[Verified]:
     forest = outcome.forest
     for row, name in enumerate(finished.step.names):
         nodes = forest.request == row
-        ranks = [number for number in forest.asked[:, row].tolist() if number >= 0]
+        ranks = [number for number in forest.drafter_order[:, row].tolist() if number >= 0]
         if not ranks:
             continue
         drafter = int(forest.drafter[nodes][0]) if nodes.any() else ranks[0]

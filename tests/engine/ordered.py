@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_crds.spec import DrafterSpec
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures
@@ -66,7 +66,7 @@ class Ordered:
         order = self.give(step, names, idle_order(self.members, len(names)))._replace(step=step)
         for place, name in enumerate(names):
             if self._reads_its_prompt(self.requests[name], output.num_scheduled_tokens[name]):
-                order.chosen[place] = order.second[place] = NOBODY
+                order.chosen[place] = order.second[place] = NO_DRAFTER
         attach(output, order)
         self._given[step] = order
         output.num_spec_tokens_to_schedule = order.draft_tokens

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from outrider_crds.spec import DrafterSpec
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibrator
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers
 
@@ -60,14 +60,14 @@ def by_turns(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
     members = len(order.passes)
     order.chosen[:] = [(step + place) % (members + 1) - 1 for place in range(len(requests))]
     order.passes[:] = [(IDLE, 0, 1, 2, MOST)[(step + 2 * member) % 5] for member in range(members)]
-    order.chosen[[member == NOBODY or order.passes[member] <= 0 for member in order.chosen]] = NOBODY
+    order.chosen[[member == NO_DRAFTER or order.passes[member] <= 0 for member in order.chosen]] = NO_DRAFTER
     return order._replace(draft_tokens=max(0, int(order.passes.max())))
 
 
 def fed_then_short(member: int) -> Giver:
     def give(step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
         order.passes[member] = 0 if step % 8 < 4 else 1 + step % MOST
-        order.chosen[:] = member if step % 8 >= 4 else NOBODY
+        order.chosen[:] = member if step % 8 >= 4 else NO_DRAFTER
         return order._replace(draft_tokens=int(order.passes[member]))
 
     return give

@@ -275,7 +275,7 @@ class FixedOrder:
 
 
 def waiting(forest: Forest) -> np.ndarray:
-    return np.bincount(forest.request, minlength=forest.asked.shape[1])
+    return np.bincount(forest.request, minlength=forest.drafter_order.shape[1])
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["the host knows", "the host is ahead"])

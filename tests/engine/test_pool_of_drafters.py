@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
@@ -82,7 +82,7 @@ def pool(
 
 
 def order(passes: list[int], chosen: list[int], second: list[int] | None = None, **fields: Any) -> DraftOrder:
-    no_drafter = [NOBODY] * len(chosen)
+    no_drafter = [NO_DRAFTER] * len(chosen)
     return DraftOrder(max(0, *passes), numbers(passes), numbers(chosen), numbers(second or no_drafter), **fields)
 
 
@@ -104,9 +104,9 @@ def drafted(
 
 def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
     """The worker may run the requests in any order."""
-    step, rows = drafted([Member(10), Member(20)], order([3, 2], [0, 1, NOBODY, 0]), batch=["d", "c", "b", "a"])
+    step, rows = drafted([Member(10), Member(20)], order([3, 2], [0, 1, NO_DRAFTER, 0]), batch=["d", "c", "b", "a"])
     report = step.report()
-    assert report.proposer.tolist() == [0, 1, NOBODY, 0]
+    assert report.proposer.tolist() == [0, 1, NO_DRAFTER, 0]
     assert report.proposed.tolist() == [3, 2, 0, 3]
     assert rows == [[10, 11, 12], [FILLER] * 3, [20, 21, FILLER], [10, 11, 12]]
 
@@ -114,7 +114,7 @@ def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
 def test_idle_member_does_not_run() -> None:
     """Promise: at K = 0 nothing is drafted; and a draft may run its first pass alone."""
     idle, other = Member(10), Member(20)
-    step, _ = drafted([idle, other], order([IDLE, 0], [NOBODY] * 4))
+    step, _ = drafted([idle, other], order([IDLE, 0], [NO_DRAFTER] * 4))
     assert (idle.draft_lengths, other.draft_lengths) == ([], [0])
     report = step.report()
     assert math.isnan(report.seconds[0])
@@ -124,8 +124,8 @@ def test_idle_member_does_not_run() -> None:
 
 def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
     lookup, head = Member(10, follow_up_tokens=[0, 2, 0, 1], matched=[0, 4, 0, 3]), Member(20)
-    step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NOBODY], second=[1, 1, NOBODY, NOBODY]))
-    assert step.report().proposer.tolist() == [1, 0, NOBODY, NOBODY]
+    step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NO_DRAFTER], second=[1, 1, NO_DRAFTER, NO_DRAFTER]))
+    assert step.report().proposer.tolist() == [1, 0, NO_DRAFTER, NO_DRAFTER]
     assert step.report().proposed.tolist() == [1, 2, 0, 0]
     confidence = step.report().confidence
     assert confidence.tolist() == [[-128] * 3, [32, 32, -128], [-128] * 3, [-128] * 3], "of the lookup's own proposals"
@@ -219,7 +219,7 @@ def test_giving_each_request_its_proposals_waits_for_nothing() -> None:
     """Promise: the host schedules the next step while the device drafts, however many members run."""
     members = [Member(10, follow_up_tokens=[0, 2, 3, 1]), Member(20), Member(30)]
     with NoHostWait():
-        step, _ = drafted(members, order([3, 2, 1], [0, 1, 2, 0], second=[1, NOBODY, NOBODY, NOBODY]))
+        step, _ = drafted(members, order([3, 2, 1], [0, 1, 2, 0], second=[1, NO_DRAFTER, NO_DRAFTER, NO_DRAFTER]))
     assert step.report().proposed.tolist() == [2, 2, 1, 1]
 
 
@@ -293,9 +293,11 @@ def test_a_row_holds_the_proposals_of_one_drafter_and_nothing_else(
     room = [np.minimum(match_tokens, passes[0]), [passes[1]] * 4]
     for request in range(4):
         able = [
-            drafter for drafter in (chosen[request], second[request]) if drafter != NOBODY and room[drafter][request]
+            drafter
+            for drafter in (chosen[request], second[request])
+            if drafter != NO_DRAFTER and room[drafter][request]
         ]
-        expected_drafter = able[0] if able else NOBODY
+        expected_drafter = able[0] if able else NO_DRAFTER
         count = int(room[expected_drafter][request]) if able else 0
         assert (report.proposer[request], report.proposed[request]) == (expected_drafter, count)
         base = 10 * (expected_drafter + 1)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from outrider_crds.runtime_state import DrafterReport, RuntimeState
 from outrider_crds.spec import DrafterSpec
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.loop import stepper
@@ -250,7 +250,7 @@ class Resume:
             left -= feed[row]
         asks = runs & (batch.prompt_left == 0)
         passes, width = np.array([3 * asks.any()]), np.ones(1, np.int64)
-        plan = DraftPlan(passes, width, np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
+        plan = DraftPlan(passes, width, np.where(asks, 0, NO_DRAFTER)[None], feed[None], Purpose.FIXED)
         order = carry_out(plan, batch, step, *books)
         self.caught_up += sum(gap.end - gap.start for gap in order.gaps)
         return order
@@ -258,12 +258,12 @@ class Resume:
 
 def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: list[list[int]]) -> None:
     """Promise: the pool is chosen per request, none included."""
-    choices = [*range(len(drafters(engine))), NOBODY]
+    choices = [*range(len(drafters(engine))), NO_DRAFTER]
     lengths = itertools.cycle([3, 1, 2])  # the neural draft has a length of its own
 
     def plan_draft(batch: Batch) -> DraftPlan:
         chosen = [
-            choices[(row + int(batch.emitted[0])) % len(choices)] if batch.prompt_left[row] == 0 else NOBODY
+            choices[(row + int(batch.emitted[0])) % len(choices)] if batch.prompt_left[row] == 0 else NO_DRAFTER
             for row in range(len(batch))
         ]
         return plan_of(chosen, [3] * (len(choices) - 2) + [next(lengths)], batch)
@@ -281,8 +281,8 @@ def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Benc
     """Whose proposals they were is known where they are verified, and that the lookup missed."""
 
     def plan_draft(batch: Batch) -> DraftPlan:
-        drafter_order = np.where(batch.prompt_left == 0, np.array([[0], [1]]), NOBODY)
-        return dataclasses.replace(plan_of(drafter_order[0], [3, 2], batch), asked=drafter_order)
+        drafter_order = np.where(batch.prompt_left == 0, np.array([[0], [1]]), NO_DRAFTER)
+        return dataclasses.replace(plan_of(drafter_order[0], [3, 2], batch), drafter_order=drafter_order)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.loop, "plan_draft", plan_draft)

@@ -1,8 +1,9 @@
-"""Holding back prompts and new requests while a class with a tight TPOT decodes: a policy of its own, switchable.
+"""Holding back prompts and new requests while a class with a tight TPOT decodes: a separate policy, which can be
+switched off.
 
-A TPOT is a mean over the whole answer: what one step loses, those after it may make up. And a prompt that is read at
-once delays everybody least, as each further step with a part of it costs more than one without. So a step takes as much
-of the prompts as puts no TPOT out of reach, and always what lengthens it by a fifth. N decoding requests.
+TPOT is a mean over the whole answer, so later steps may make up for a slow one. And a prefill in one step delays the
+other requests least, since every step with a chunk of it costs extra. So a step takes the largest chunk that puts no
+TPOT out of reach, and always one that lengthens the step by a fifth. N decoding requests.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from outrider_runtime.control.data.batch import Columns, Floats
 from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest, later, slack_s, tpot_of
 
 MOST_PATIENCE_USED = 1.0
-"""Prompts are not held back once one has waited for this share of what its own class bears: where load stays high,
-prompts that give way would queue up without end."""
+"""Time waited / the time that the class tolerates, from which on prompts are not held back: under lasting load, prompts
+that give way would queue up without end."""
 LEAST_PROMPT_SHARE = 0.2
-"""By this share of its time prompts may lengthen every step, however tight: one that is never read never starts."""
+"""Share of its time by which prompts may lengthen any step, however tight the TPOTs: without prefill no request ever
+starts."""
 LARGE_CHUNK_TOKENS = 512
-"""Where a token costs nothing that was measured."""
-PARTS = 16
-"""Of the room between the least chunk and the most, that are looked at."""
+"""The smallest chunk if, as far as measured, a token costs nothing."""
+CHUNK_SIZE_STEPS = 16
+"""Chunk sizes tried between the smallest chunk and the budget."""
 ADMISSIONS = (64, 16, 4, 1)
-"""Numbers of requests whose start in one step is weighed; as many as the first are no burst to care about."""
+"""Numbers of requests whose start in one step is weighed. If 64 may start, any number may."""
 LEAST_ANSWER_TOKENS = 16.0
-"""Answers are taken to be no shorter: such short ones say nothing about those to come."""
+"""Answers are assumed to be no shorter: shorter ones say nothing about those to come."""
 ANY_NUMBER = -1
-"""As many as the engine takes."""
+"""No limit: as many as the engine takes."""
 
 
 class Queue(NamedTuple):
-    """Who waits: `Batch.patience_used`, and the fields of its `Waiting`, if there is one."""
+    """What waits: `Batch.patience_used`, and the fields of the batch's `Waiting`, if there is one."""
 
     admits: bool
-    """Somebody may be held back."""
-    someone: bool
-    """Somebody waits to be let in."""
+    """Admission is on: prompts and requests may be held back."""
+    has_waiting: bool
+    """A request waits to start."""
     patience_used: float
     slo_class: int
     prompt: int
@@ -49,24 +51,25 @@ class Queue(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How the requests that decode get on in a step without prompts."""
+    """Tokens and time of the decoding requests in a step without prompts."""
 
     clocks: Clocks
     base: Shape
-    """Of the step, with neither proposals nor prompts."""
+    """The step's pass without proposals and prompts."""
     proposals: float
     gained: Floats
-    """(N,): tokens that each is expected to get."""
+    """(N,): tokens that each request is expected to get."""
     drafts_s: float
+    """Seconds of the drafts."""
     read_s: float
-    """Of a prompt token in the first pass of the drafters that read it."""
+    """Seconds that a prompt token adds to the first passes of the drafters that are fed it."""
 
 
 @compiled
 def token_budget(budget: int, queue: Queue, pace: Pace, costs: Costs) -> int:
-    """Most tokens, of `budget`, that the step may batch so that its prompts break no TPOT; or ANY_NUMBER.
+    """Most tokens, up to `budget`, that the step may batch so that its prompts break no TPOT; or ANY_NUMBER.
 
-    Only who would not end in time any more limits the chunk, and not who could not even bear the smallest one.
+    Only requests that this chunk would make late limit its size. Those that even the smallest chunk makes late do not.
     """
     own = int(pace.base.n_requests + pace.proposals)
     most = budget - own
@@ -80,8 +83,8 @@ def token_budget(budget: int, queue: Queue, pace: Pace, costs: Costs) -> int:
     for n in range(len(slack)):
         if slack[n] >= least_s:
             spare_s = min(spare_s, slack[n])
-    for part in range(PARTS + 1):
-        chunk = np.floor(least + part / PARTS * (most - least))
+    for part in range(CHUNK_SIZE_STEPS + 1):
+        chunk = np.floor(least + part / CHUNK_SIZE_STEPS * (most - least))
         if _longer_s(costs, pace, chunk) <= spare_s:
             room = int(chunk)
     return ANY_NUMBER if room >= most else own + room
@@ -89,19 +92,18 @@ def token_budget(budget: int, queue: Queue, pace: Pace, costs: Costs) -> int:
 
 @compiled
 def _longer_s(costs: Costs, pace: Pace, chunk: float) -> float:
-    """Of a step with so many tokens of prompts."""
+    """Seconds that a chunk of `chunk` prompt tokens adds to the step, drafters included."""
     return prompt_s(costs, pace.base, pace.proposals, chunk) + pace.read_s * chunk
 
 
 @compiled
 def admissions(batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpots_s: Floats) -> int:
-    """Most waiting requests that may start, taking them to be like the next one; or ANY_NUMBER.
+    """Most waiting requests that may start, assuming that they are like the next one; or ANY_NUMBER.
 
-    Where every token costs, a fuller batch is slower for all: beyond the size that its tightest class bears, all of
-    them would be late instead of one waiting. An overdue request starts in any case, and so does one on an idle engine.
-    A TPOT that not even a lone request could keep counts for nothing.
-    """
-    if not queue.someone:
+    If every token costs time, a fuller batch is slower for all: beyond the size that its tightest class tolerates,
+    every request would be late instead of one waiting. An overdue request starts in any case, and so does one on an
+    idle engine. A TPOT that even a single request could not meet is ignored."""
+    if not queue.has_waiting:
         return ANY_NUMBER
     alone_s = decode_s(costs, Shape(0.0, 1.0, 1.0, 0.0, 0.0), 0.0) / _mean_pace(pace)
     tpots_s = np.where(MARGIN * tpots_s < alone_s, np.inf, tpots_s)
@@ -117,8 +119,12 @@ def admissions(batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpots_s: 
 
 @compiled
 def _fits(more: int, batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpot_s: float) -> bool:
-    """Nobody whose TPOT can be kept now loses it, and those who start can keep their own. The fuller batch's prompts to
-    come count for both: in the life of one request each of the others ends and makes room for a prompt to be read."""
+    """Whether `more` requests can start so that they meet their TPOT and no running request that meets its own misses
+    it.
+
+    Later prompts of the fuller batch count too: while one request lives, each of the others ends and is replaced by a
+    request with a prefill.
+    """
     reading = batch.prompt + batch.prompt_left
     now_s = decode_s(costs, pace.base, pace.proposals) + pace.drafts_s
     token_s = decode_s(costs, pace.base, pace.proposals + 2) - decode_s(costs, pace.base, pace.proposals + 1)
@@ -135,12 +141,12 @@ def _fits(more: int, batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpo
 
 @compiled
 def _mean_pace(pace: Pace) -> float:
-    """Tokens that a request gets in a step."""
+    """Mean tokens that a request gets in a step."""
     return float(pace.gained.mean()) if len(pace.gained) else 1.0
 
 
 @compiled
 def _answer_tokens(state: Clocks, left: int) -> float:
-    """Mean length of the answers under way and the next one, as far as can be guessed."""
+    """Guess of the mean length, in tokens, of the answers under way and the next one."""
     every = (state.tokens + expected_rest(state.left, state.tokens)).sum() + min(left, HORIZON_TOKENS)
     return float(max(every / (1 + len(state.tokens)), LEAST_ANSWER_TOKENS))

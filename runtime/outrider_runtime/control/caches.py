@@ -1,10 +1,10 @@
-"""A drafter's cache (TurboSpec section 4.2): feed it what it misses now, later, or never?
+"""A drafter's KV gap (TurboSpec section 4.2): feed the missing tokens now, later, or never?
 
-A draft model can be fed later what it missed: so it is fed when it is asked, where what it will bring over the rest of
-the answer exceeds the forward over what is missing. A head reads the target's hidden states, which are gone after the
-step: a prompt is read then or never, and it is read while the head is in use. What the choice has passed over for some
-decisions in a row, as load makes it do, is gated: it does not run, and a step costs what plain decoding costs. It is
-open again once it is chosen.
+A draft model can be fed missing tokens later. So it is fed when it is about to propose, if its gain over the rest of
+the answer exceeds the pass over the gap. A head reads the target's hidden states, which are gone after the step: it is
+fed a prompt in the prompt's own step or never, and it is fed while it is in use. A drafter that several choices in a
+row leave out, as happens under load, is disabled: it is not fed, and a step costs what plain decoding costs. It is
+enabled again once it is chosen.
 
 D drafters, N requests.
 """
@@ -23,26 +23,27 @@ from outrider_runtime.control.cost.step_times import Costs, decode_s, fed_token_
 from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.selection.drafters import Choice
-from outrider_runtime.control.selection.offers import HOLE_TOKENS
+from outrider_runtime.control.selection.offers import GAP_TOKENS
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.slo import UnderWay, clocks, expected_rest, slack_s
 
 SHORT_TOKENS = 256
-"""Of holes that may be closed to find out what that buys."""
+"""Largest KV gap that is fed for a trial."""
 LEAST_CHUNK_TOKENS = 32
-"""A part of a hole that is shorter would mostly pay for the call, and the hole grows at every step."""
+"""Smallest part of a KV gap that is fed in one step: a shorter one would mostly pay for the call, while the gap grows
+at every step."""
 STEP_TOKENS = 2.0
-"""That a request is taken to be given in a step that speculates."""
+"""Tokens that a request is assumed to get in a step that speculates."""
 HOLD_LOOKS = 8
-"""Looks in a row at which nobody asks a drafter before it is gated."""
+"""Looks in a row that leave a drafter out before it is disabled."""
 
 
 LOOK_EVERY_STEPS = 8
-"""Steps between two looks at what draft models would bring to requests whose caches have holes."""
+"""Steps between two looks at what draft models would gain if their KV gaps were fed."""
 
 
 class DraftKV:
-    """Whose cache is fed with what."""
+    """Decides which drafters are fed which requests' tokens."""
 
     def __init__(self, settings: Settings, evidence: Evidence, choices: Choices, under_way: UnderWay) -> None:
         self._evidence, self._choices, self._since_look, self._under_way = evidence, choices, 0, under_way
@@ -50,25 +51,25 @@ class DraftKV:
         self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
         self._catches_up = self.needs_kv & ~self._hidden
-        """(D,): drafters whose KV gaps can be fed later; a block drafter's cannot, as hidden states are gone."""
+        """(D,): drafters whose KV gaps can be fed later; a block drafter's cannot, since the hidden states are gone."""
 
     @property
-    def gated(self) -> Bools:
-        """(D,): the drafters that read and are not fed."""
+    def disabled(self) -> Bools:
+        """(D,): drafters with a cache that are not fed, since they were left out for a while."""
         return np.asarray((self.needs_kv | self._hidden) & (self._idle >= HOLD_LOOKS))
 
     @property
     def columns(self) -> tuple[Ints, Bools, Bools]:
-        """As `feed` takes them."""
+        """Argument `kv` of `feed`."""
         return self._idle, self.needs_kv, self._hidden
 
-    def holes(self, batch: Batch, rows: Ints, most: int = HOLE_TOKENS) -> Bools:
-        """(D, N): more is missing than `most` tokens, and the drafter proposes junk over it."""
+    def gaps(self, batch: Batch, rows: Ints, most: int = GAP_TOKENS) -> Bools:
+        """(D, N): the drafter's cache lacks more than `most` tokens, so that its proposals would be junk."""
         return np.asarray((batch.missing[:, rows] > most) & self.needs_kv[:, None])
 
     def close(self, batch: Batch) -> tuple[Choice, Ints]:
-        """The best choice after those holes in draft models' caches are closed that it pays to close, and (D, N) what
-        is fed for that. Gates look at what would be chosen if no cache had a hole."""
+        """The best choice after feeding those KV gaps of draft models that it pays to feed, and (D, N) the tokens fed
+        for that. Whether a drafter is disabled depends on what would be chosen if no cache had a gap."""
         nothing = nothing_fed(batch)
         choice = self._choices.best(batch, nothing)
         self._since_look += 1
@@ -82,19 +83,20 @@ class DraftKV:
         if not closing.any():
             return choice, nothing
         closed = np.where(closing >= batch.missing, closing, 0)
-        return self._choices.best(batch, closed, goodput=choice.goodput), closing
+        return self._choices.best(batch, closed, lambda_over_plain=choice.lambda_over_plain), closing
 
     def look(self, choice: Choice) -> None:
-        """One decision by goodput, as it would be if no cache had a hole."""
+        """Count, for each drafter, a choice that would leave it out even if no cache had a gap. Choices for late
+        requests do not count."""
         if choice.drafter_order.shape[1] and not choice.for_slo and not self._evidence.trials.off:
             _look(self._idle, choice.passes)
 
     def _closing(self, batch: Batch, choice: Choice) -> Ints:
-        """(D, N): what draft models are fed of holes, where that pays."""
+        """(D, N): tokens of KV gaps that draft models are fed because that pays."""
         all_fed = np.where(self._catches_up[:, None], batch.missing, 0)
-        whole = self._choices.best(batch, all_fed, goodput=choice.goodput)
+        whole = self._choices.best(batch, all_fed, lambda_over_plain=choice.lambda_over_plain)
         self.look(whole)
-        rows, pool = self._choices.pool(batch, choice.goodput)
+        rows, pool = self._choices.pool(batch, choice.lambda_over_plain)
         missing = np.ascontiguousarray(batch.missing[:, rows])
         costs = pool.price.rate * feeding_s(self._evidence.latency.costs, missing, float(len(rows)))
         closing = nothing_fed(batch)
@@ -104,39 +106,42 @@ class DraftKV:
         )  # fmt: skip
         closing[:, rows] = self._newcomers(batch, rows, whole, choice, costs, room)
         if closing.any():
-            after = self._choices.best(batch, np.where(closing > 0, batch.missing, 0), goodput=choice.goodput)
+            all_closed = np.where(closing > 0, batch.missing, 0)
+            after = self._choices.best(batch, all_closed, lambda_over_plain=choice.lambda_over_plain)
             fed = closing[:, rows] > 0
             gain = (after.value - choice.value) * _steps_left(batch, rows)[fed.any(axis=0)].mean()
-            if not gain > costs[fed].sum():  # of all of it together
+            if not gain > costs[fed].sum():  # all gaps together
                 return nothing_fed(batch)
         return closing
 
     def _newcomers(
-        self, batch: Batch, rows: Ints, whole: Choice, now: Choice, costs: Floats, room: Ints
+        self, batch: Batch, rows: Ints, whole: Choice, choice: Choice, costs: Floats, room: Ints
     ) -> Ints:  # fmt: skip
-        """(D, N): tokens, from the first missing one on, that draft models run over at the end of this step so that
-        they can serve who has a hole. What the step's budget of tokens does not hold is left for later ones.
+        """(D, N): tokens, from the first missing one on, that draft models are fed at the end of this step so that they
+        can serve requests with a KV gap (newcomers). What exceeds the step's token budget is left for later steps.
 
-        whole: the choice if nobody's cache had a hole; now: as things are. costs: (D, N), tokens that feeding a drafter
-        with all that it misses of a request is worth. room: (D,), see `feeding_room`.
+        whole: the choice if no cache had a gap. choice: the one with the gaps as they are. costs: (D, N), price in
+        tokens of feeding a drafter all that it lacks of a request. room: (D,), see `feeding_room`.
 
-        Two gains must pay for feeding a newcomer: what the newcomers add, by their number, and what all who are served
-        gain over the best choice without such drafters, by theirs. By the first alone each would be fed for passes that
-        run anyway, and all together would not pay for the passes.
+        A newcomer is fed if its price is below both of two gains per step: what the newcomers add / their number, and
+        what all served requests gain over the best choice without such drafters / their number. By the first gain
+        alone, each newcomer would be fed for passes that run anyway, and all together might not pay for those passes.
         """
         feed = np.zeros(costs.shape, np.int64)
         asks = (whole.drafter_order[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self._catches_up[
             :, None
         ]  # (D, N)
-        wanted = asks & self.holes(batch, rows)
-        if not wanted.any():
+        newcomers = asks & self.gaps(batch, rows)
+        if not newcomers.any():
             return feed
-        without = self._choices.best(batch, nothing_fed(batch), caches=False, goodput=now.goodput)
-        beside, on_average = whole.value - now.value, whole.value - without.value
-        gain = min(beside / wanted.sum(), on_average / asks.sum())  # tokens a step, for each of the newcomers
-        pays = wanted & (gain * _steps_left(batch, rows) > costs)
+        without = self._choices.best(
+            batch, nothing_fed(batch), caches=False, lambda_over_plain=choice.lambda_over_plain
+        )  # fmt: skip
+        added, in_all = whole.value - choice.value, whole.value - without.value
+        gain = min(added / newcomers.sum(), in_all / asks.sum())  # tokens per step, for each newcomer
+        pays = newcomers & (gain * _steps_left(batch, rows) > costs)
         budget = batch.token_budget
-        for drafter, row in sorted(np.argwhere(pays).tolist(), key=lambda one: float(costs[one[0], one[1]])):
+        for drafter, row in sorted(np.argwhere(pays).tolist(), key=lambda place: float(costs[place[0], place[1]])):
             missing = int(batch.missing[drafter, rows[row]])
             chunk = min(missing, budget, int(room[drafter]))
             if chunk >= min(missing, LEAST_CHUNK_TOKENS):
@@ -150,11 +155,11 @@ class DraftKV:
 def feeding_room(
     columns: tuple[Any, ...], costs: tuple[Any, ...], tpots_s: Floats, expected: Floats, drafts_s: float, budget: int
 ) -> Ints:
-    """(D,): most tokens, up to `budget`, that a step may feed to each drafter so that no request misses its TPOT for
-    it. Prompts have the same rule: what lengthens the step by a fifth is always fed, and late requests limit nothing.
+    """(D,): most tokens, up to `budget`, that a step may feed to each drafter without making a request miss its TPOT.
 
-    columns, costs: as `Columns`, `Costs`. expected, drafts_s: as in `UnderWay`.
-    """
+    The rule is that of prompts (`admission`): what lengthens the step by at most a fifth is always fed, and requests
+    that are late anyway limit nothing. columns, costs: fields of `Columns`, `Costs`. expected, drafts_s: see
+    `UnderWay`."""
     batch, known = Columns(*columns), Costs(*costs)
     room = np.full(len(known.drafts), budget)
     rows = np.flatnonzero(batch.prompt + batch.prompt_left == 0)
@@ -178,7 +183,7 @@ def nothing_fed(batch: Batch) -> Ints:
 
 
 def _steps_left(batch: Batch, rows: Ints) -> Floats:
-    """(N,): steps that answers are taken to go on for."""
+    """(N,): steps that answers are assumed to go on for."""
     return expected_rest(batch.left[rows].astype(float), batch.emitted[rows].astype(float)) / STEP_TOKENS
 
 
@@ -192,17 +197,20 @@ def _look(idle: Ints, passes: Ints) -> None:
 def feed(
     missing: Ints, prompt: Ints, passes: Ints, closing: Ints, kv: tuple[Ints, Bools, Bools], usable: Bools, always: bool
 ) -> Ints:
-    """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a part
-    of one; kv: see `DraftKV.columns`; usable: (D,). always: whoever can be fed, is."""
+    """(D, N): tokens that each drafter is fed of each request.
+
+    passes: (D,), draft lengths. closing: (D, N), tokens of KV gaps to feed. kv: see `DraftKV.columns`. usable: (D,).
+    always: feed all that can be fed.
+    """
     fed, (idle, needs_kv, hidden) = np.zeros(missing.shape, np.int64), kv
     for d in np.flatnonzero(usable):
         fed[d] = closing[d]
         reads = hidden[d] and idle[d] < HOLD_LOOKS
         for i in range(missing.shape[1]):
             if prompt[i] > 0:
-                now = reads or (hidden[d] and passes[d] > 0)
+                is_fed = reads or (hidden[d] and passes[d] > 0)
             else:
-                now = passes[d] > 0 and (hidden[d] or missing[d, i] <= HOLE_TOKENS)
-            if (needs_kv[d] or hidden[d]) and (now or always):
+                is_fed = passes[d] > 0 and (hidden[d] or missing[d, i] <= GAP_TOKENS)
+            if (needs_kv[d] or hidden[d]) and (is_fed or always):
                 fed[d, i] = missing[d, i]
     return fed

@@ -1,7 +1,7 @@
-"""numba with types: what is hot is a plain loop, compiled once and kept on disk.
+"""numba with types: hot functions are plain loops, compiled once; their machine code is kept on disk.
 
-The code is kept beside its source, in NUMBA_CACHE_DIR where that is set (a read-only image), and looked for in both. An
-image is built with it (`python -m outrider_runtime.control.warm_up`), so that no pod compiles.
+It is written next to its source, or into NUMBA_CACHE_DIR if that is set (for a read-only image), and read from both.
+Images are built with it (`python -m outrider_runtime.control.warm_up`), so that no pod compiles.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ numba.config.reload_config()
 
 
 class Cache(NullCache):  # type: ignore[misc]  # numba has no types
-    """Machine code on disk, a file for each function, its sources and the types of its arguments.
+    """Machine code on disk: a file for each function, state of its sources, and types of its arguments.
 
-    numba's own cache looks at the time of a function's own file: the change of a function that is compiled into it goes
-    unseen, and an image that is copied has other times. Its files keep their names over releases, so that processes
-    that save at the same time, or a full disk, leave one release's code under another's index.
+    numba's own cache only compares the modification time of a function's own file. It misses changes of functions that
+    are compiled into it, and a copied image has other times. Its file names are the same in all releases, so that
+    processes which save at the same time, or a full disk, can leave one release's code under another's index.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
         source = Path(inspect.getfile(function))
-        beside = source.parent / "__pycache__"
-        self._own = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else beside
-        self._folders = dict.fromkeys((beside, self._own))
+        next_to_source = source.parent / "__pycache__"
+        self._own = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else next_to_source
+        self._folders = dict.fromkeys((next_to_source, self._own))
         self._name = f"{function.__module__}.{function.__qualname__}"
         line, versions = function.__code__.co_firstlineno, (numba.__version__, llvmlite.__version__)
         self._prefix = f"{self._name}.{_digest((_stamp(source), line, versions, sys.implementation.cache_tag))[:8]}."
@@ -59,7 +59,7 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
         return str(self._own)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """None: to be compiled. So is what cannot be read: no damaged file is worth a start."""
+        """The code from disk; None: compile it. A file that cannot be read is ignored: it must not prevent a start."""
         target_context.refresh()
         name = self._file(sig, target_context.codegen())
         for folder in self._folders:
@@ -70,7 +70,7 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """What cannot be written, as on a full or read-only disk, is compiled by each process."""
+        """Write the code to disk. If that fails, as on a full or read-only disk, each process compiles it."""
         if data.lifted or data.library.has_dynamic_globals:
             return
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
             write_whole(self._own / self._file(sig, data.codegen), _sealed(dumps((sig, data._reduce()))))
             for file in self._own.glob(f"{glob.escape(self._name)}.*"):
                 if not file.name.startswith(self._prefix):
-                    file.unlink(missing_ok=True)  # of other sources
+                    file.unlink(missing_ok=True)  # code of other sources
 
     def _file(self, sig: Any, codegen: Any) -> str:
         return f"{self._prefix}{_digest((sig, codegen.magic_tuple()))[:16]}.nbc"
@@ -93,7 +93,8 @@ def _sealed(content: bytes) -> bytes:
 
 
 def _unsealed(sealed: bytes) -> bytes:
-    """Raises ValueError for what is not as it was written: damaged machine code ends the process, or counts wrong."""
+    """The content of a sealed file. Raises ValueError if it is not as it was written: damaged machine code would crash
+    the process, or compute wrong numbers."""
     content = sealed[hashlib.sha256().digest_size :]
     if _sealed(content) != sealed:
         raise ValueError("the file is damaged")
@@ -102,18 +103,18 @@ def _unsealed(sealed: bytes) -> bytes:
 
 @functools.cache
 def _stamp(source: Path) -> str:
-    """Of all sources that this one's machine code may hold parts of."""
-    found, todo = set[Path](), [source]
+    """Hash of all sources that this source's machine code may hold parts of."""
+    sources, todo = set[Path](), [source]
     while todo:
-        one = todo.pop()
-        todo += () if one in found else _imported(one)
-        found.add(one)
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(found))).hexdigest()
+        file = todo.pop()
+        todo += () if file in sources else _imported(file)
+        sources.add(file)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()
 
 
 @functools.cache
 def _imported(source: Path) -> tuple[Path, ...]:
-    """The package's own files that a file imports from; compiled code sees what its module imported at the top."""
+    """The package's own files that a file imports from at its top: the compiled code may use these."""
     paths = list[Path]()
     for node in ast.parse(source.read_bytes()).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE.name):
@@ -124,25 +125,25 @@ def _imported(source: Path) -> tuple[Path, ...]:
 
 
 def compiled(function: Function) -> Function:
-    """`function` as machine code, compiled at its first call with arguments of new types."""
+    """Turn `function` into machine code, at its first call with arguments of new types."""
     return cast(Function, kept(numba.njit(error_model="numpy")(function)))
 
 
 def kept(dispatcher: Any) -> Any:
-    """What numba returned, with its code on disk; a plain function, as under NUMBA_DISABLE_JIT, as it is.
+    """Keep the code of what numba returned on disk. A plain function, as under NUMBA_DISABLE_JIT, is left as it is.
 
-    Raises ValueError for a function that closes over values: its code is not that of its sources alone.
+    Raises ValueError for a function that closes over values: its code depends on more than its sources.
     """
     if isinstance(dispatcher, numba.core.dispatcher.Dispatcher):
         if dispatcher.py_func.__closure__:
             raise ValueError(
                 f"{dispatcher.py_func.__qualname__} closes over values: define it at the top of its module"
             )
-        dispatcher._cache = Cache(dispatcher.py_func)  # what `cache=True` does
+        dispatcher._cache = Cache(dispatcher.py_func)  # as `cache=True` does
     return dispatcher
 
 
 def compilable(function: Function) -> Function:
-    """Plain Python where Python calls it, and part of the machine code where compiled code does: for a few sums that
-    are not worth a call across."""
+    """Leave `function` as plain Python for callers in Python, and inline it into compiled callers: for small sums that
+    are not worth a call into compiled code."""
     return cast(Function, register_jitable(function))

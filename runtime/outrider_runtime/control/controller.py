@@ -1,4 +1,4 @@
-"""The entry point: two decisions a step, and what came of them."""
+"""The entry point: an engine asks for two decisions per step, and reports what came of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from outrider_runtime.control.arms.arm_plans import ArmPlanner, can_compare
 from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.cost.model import LatencyModel
-from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, VerifyPlan
 from outrider_runtime.control.evidence import Evidence
@@ -44,9 +44,10 @@ class Controller:
         clock: Callable[[], float],
         rng: np.random.Generator,
     ) -> None:
-        """`latency` None: learn every cost from the engine's own steps. `clock` times the decisions themselves
-        (time.perf_counter); all other times come in with `Batch.now` and `Outcome.now`. `rng` spreads trials, so
-        that they do not fall into step with periodic traffic."""
+        """latency: None: learn every cost from the engine's own steps. clock: times the decisions themselves
+        (time.perf_counter); all other times come from `Batch.now_s` and `Outcome.output_at_s`. rng: spreads trials, so
+        that they do not coincide with periodic traffic.
+        """
         self.settings = settings
         self._clock, self._rng = clock, rng
         self._evidence = Evidence(settings, latency, rng)
@@ -59,15 +60,15 @@ class Controller:
         self._decision_s = 0.0
         self._arms: ArmPlanner | None = None
         self.credits: Credits | None = None
-        """What the last step that was observed gave and cost its requests; None without a canary."""
+        """Tokens and cost of each request in the last observed step; None without a canary."""
         self.compares_arms = False
-        """Whether decisions from now on tell which arm is better, see `can_compare`."""
+        """Decisions from now on show which arm is better, see `can_compare`."""
         self._settle()
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
 
     def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan:
-        """What the target scores of the proposals that wait; call before the engine schedules the step."""
+        """Choose which waiting proposals the target scores. Call it before the engine schedules the step."""
         started = self._clock()
         plan = None if self._arms is None or batch.arm is None else self._arms.plan_verify(batch, forest)
         plan = plan or self._verify.plan(batch, forest)
@@ -75,11 +76,11 @@ class Controller:
         return plan
 
     def nothing_to_verify(self) -> None:
-        """Replace `plan_verify` where no proposal waits and no request is held back."""
+        """Call it in place of `plan_verify` if no proposal waits and no request may be held back."""
         self._under_way.verifies_nothing()
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
-        """What to propose at the end of the step that the engine has just scheduled."""
+        """Choose what to propose at the end of the step that the engine has just scheduled."""
         started = self._clock()
         arms = None if batch.arm is None else self._arms
         plan = self._propose.plan(batch) if arms is None else arms.plan_draft(batch)
@@ -94,14 +95,14 @@ class Controller:
         self._decision_s += self._clock() - started
 
     def release(self, slots: Ints) -> None:
-        """The requests in these slots have ended; call after their last `observe`."""
+        """Forget the requests in these slots, which have ended. Call it after their last `observe`."""
         self._evidence.acceptance.release(slots)
         self._under_way.expected[slots] = 0.0
 
     # -- what changes while serving -----------------------------------------------------------------------------
 
     def configure(self, hot: HotSettings) -> None:
-        """Put new settings in force from the next decision on; what was learned stays."""
+        """Put new settings in force from the next decision on. What was learned is kept."""
         if _class_names(hot) != _class_names(self.settings.hot):
             self._evidence.acceptance.set_classes(len(hot.slo_classes))
         if hot.arms != self.settings.hot.arms:
@@ -110,11 +111,11 @@ class Controller:
         self._settle()
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
-        """A profile was loaded or changed; online corrections start again. None: learn every cost."""
+        """Use a profile that was loaded or changed; its online corrections start again. None: learn every cost."""
         self._evidence.replace_latency(latency)
 
     def suspend(self, drafter: str, reason: str) -> None:
-        """It does not run until `resume`. Raises ValueError for a drafter that is not in the pool."""
+        """Keep a drafter from running until `resume`. Raises ValueError for a drafter that is not in the pool."""
         self._suspended[self._number(drafter)] = reason
         self._settle()
 
@@ -123,8 +124,8 @@ class Controller:
         self._settle()
 
     def pin(self, draft_tokens: int | None, drafter: str | None = None, width: int = 1) -> None:
-        """Every request is proposed trees of this depth by one drafter, all of them verified; None: choose again. Depth
-        0 feeds a block drafter and proposes nothing.
+        """Give every request trees of this depth and width by one drafter, and verify all of them. None: choose again.
+        Depth 0 feeds a block drafter and proposes nothing.
 
         Raises ValueError for an unknown drafter, or a depth or width that engine or drafter was not built for.
         """
@@ -138,18 +139,18 @@ class Controller:
 
     def _pin(self, draft_tokens: int, drafter: str | None, width: int) -> Pin:
         if not draft_tokens and drafter is None:
-            return Pin(0, NOBODY, 1)
+            return Pin(0, NO_DRAFTER, 1)
         number = self._number(drafter)
         if not 1 <= width <= self.settings.drafters[number].widest:
             raise ValueError(f"pin: width {width}; {drafter} takes 1..{self.settings.drafters[number].widest}")
         return Pin(draft_tokens, number, width)
 
-    def state(self, now: float | None = None) -> State:
-        """`now`, if given, tells an idle engine from a busy one."""
+    def state(self, now_s: float | None = None) -> State:
+        """The counters. now_s: monotonic seconds, to notice an idle engine; None: assume a busy one."""
         evidence = self._evidence
         drafters = {drafter.name: self._drafter_state(d) for d, drafter in enumerate(self.settings.drafters)}
         return State(
-            self._reason(now), evidence.latency.learning, self._passes_by, evidence.trials.speedup.counts,
+            self._reason(now_s), evidence.latency.learning, self._has_disabled_drafts, evidence.trials.speedup.counts,
             evidence.tally, self._decision_s, drafters,
         )  # fmt: skip
 
@@ -166,12 +167,12 @@ class Controller:
         return fed_blocks(self.settings, self._force)
 
     def weighed(self, batch: Batch) -> Weighed | None:
-        """What decides about `batch`, as given to `plan_draft`; None if no request can be drafted for."""
+        """Estimates that decide about `batch`, the argument of `plan_draft`; None if no request can be drafted for."""
         return self._propose.weighed(batch)
 
     @property
-    def _passes_by(self) -> bool:
-        return self._propose.passes_by if self._arms is None else self._arms.passes_by
+    def _has_disabled_drafts(self) -> bool:
+        return self._propose.has_disabled_drafts if self._arms is None else self._arms.has_disabled_drafts
 
     def _settle(self) -> None:
         self._force = self._verify.force = in_force(self.settings, self._suspended, self._pinned)
@@ -189,13 +190,13 @@ class Controller:
             raise ValueError(f"drafter {drafter!r} is not in the pool {names}")
         return names.index(drafter)
 
-    def _reason(self, now: float | None) -> Reason:
+    def _reason(self, now_s: float | None) -> Reason:
         tally = self._evidence.tally
-        if self._force.silent:
+        if self._force.is_silent:
             return Reason.OFF
         if not self._force.usable.any():
             return Reason.NO_DRAFTER
-        if tally.steps == 0 or (now is not None and now - tally.last_step_at > IDLE_S):
+        if tally.steps == 0 or (now_s is not None and now_s - tally.last_step_at > IDLE_S):
             return Reason.NO_TRAFFIC
         if tally.recent_speculation < 0.5:
             return Reason.NOT_WORTH_IT if tally.steps >= LEAST_STEPS else Reason.MEASURING

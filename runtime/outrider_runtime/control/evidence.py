@@ -1,4 +1,4 @@
-"""The observing half: everything that finished steps have taught, which the planning half reads."""
+"""The observing half of the core: everything that finished steps have taught. The planning half reads it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from outrider_runtime.control.value import Goodput
 TRIALS = {Purpose.PROBE, Purpose.EXPLORE}
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
-"""Seconds of a step outside the models' passes; beyond that the machine slept."""
+"""Most seconds of a step outside the models' passes; after more than that, the machine slept."""
 
 
 class Evidence:
-    """Acceptance, step times, goodput, and what trials measured."""
+    """Acceptance rates, step times, goodput, and the results of trials."""
 
     def __init__(self, settings: Settings, model: LatencyModel | None, rng: np.random.Generator) -> None:
         self._settings = settings
@@ -50,20 +50,20 @@ class Evidence:
         self.trials = TrialSchedule(rng)
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
         self.longest = 1
-        """Most tokens that any request ever verified."""
+        """Largest verification length of any request so far."""
         self._counters = self.tally.of_drafter, self.tally.lengths
 
     def replace_latency(self, model: LatencyModel | None) -> None:
-        """A profile was loaded or changed; online corrections start again. None: learn every cost."""
+        """Use a profile that was loaded or changed; its online corrections start again. None: learn every cost."""
         self.latency = StepTimes(model, self._settings)
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
-        self.acceptance.age(outcome.now)
+        self.acceptance.age(outcome.output_at_s)
         ran, drafts_s, plain = self._learn(outcome)
         self.tally.observe(outcome, ran)
         self.longest = max(self.longest, ran.longest)
-        self.fresh_prompts.observe(ran.shape.n_prompt > 0, read_on=bool(outcome.batch.prompt_left.any()))
+        self.fresh_prompts.observe(ran.shape.n_prompt > 0, is_pending=bool(outcome.batch.prompt_left.any()))
         if math.isnan(plain.decode_s):
             self.tally.dropped_steps += 1
             return
@@ -71,7 +71,7 @@ class Evidence:
         if plain.decode_s <= 0:
             return
         prompts = ran.shape.n_prompt
-        tokens, requests = outcome.tokens - ran.begun, ran.shape.n_batched - prompts  # a prompt brings one token itself
+        tokens, requests = outcome.tokens - ran.begun, ran.shape.n_batched - prompts  # a prefill's own token
         plain_rate, decode_s = requests / plain.decode_s, outcome.step_s - plain.prompts_s
         self._observe_goodput(outcome, tokens, decode_s, plain_rate, prefill=prompts > 0)
         work_s = tokens / requests * plain.decode_s + plain.prompts_s
@@ -87,9 +87,9 @@ class Evidence:
                 latency.learn(TargetRun(ROWS[outcome.mode], shape, outcome.scored_tokens, target_s))
         return _observe(
             (
-                batch.columns, forest.columns, np.ascontiguousarray(forest.asked), forest.lengths,
+                batch.columns, forest.columns, np.ascontiguousarray(forest.drafter_order), forest.lengths,
                 (outcome.verified, outcome.accepted, outcome.tried), ROWS[outcome.mode], times, outcome.scored_tokens,
-                (plan.feed, plan.asked, plan.passes, plan.widths, batch.context, outcome.draft_s),
+                (plan.feed, plan.drafter_order, plan.passes, plan.widths, batch.context, outcome.draft_s),
             ),
             (self.acceptance.columns, self._counters, latency.columns, latency.memory),
         )  # fmt: skip
@@ -97,21 +97,23 @@ class Evidence:
     def _observe_goodput(
         self, outcome: Outcome, tokens: int, seconds: float, plain_rate: float, *, prefill: bool
     ) -> None:
-        """tokens, seconds: of the step's decoding, without its prompts. plain_rate: modelled tokens per second of plain
-        decoding at its batch."""
+        """Learn lambda, and charge a trial's cost. tokens, seconds: those of the step's decoding, without prefill.
+        plain_rate: modelled goodput of plain decoding at its batch, tokens/s."""
         if seconds <= 0.0:
             return
         purposes = {outcome.verify_purpose, outcome.draft_plan.purpose}
         if TRIALS & purposes:
             self.trials.pay(seconds, tokens / (plain_rate * max(1.0, self.goodput.ratio)))
-        if Purpose.EXPLORE not in purposes:  # lambda is what a second brings as the loop serves otherwise
+        if Purpose.EXPLORE not in purposes:  # lambda is the goodput of the loop's own choices
             self.goodput.observe(tokens, seconds, plain_rate, prefill=prefill)
 
     def _observe_speedup(self, outcome: Outcome, work_s: float, plain_s: float, drafts_s: float) -> None:
-        """work_s: seconds that plain decoding takes, by the model, for what the step gave; plain_s: for one step."""
+        """Compare probes with other steps. work_s: modelled seconds of plain decoding for the step's tokens and
+        prompts. plain_s: modelled seconds of one plain step."""
         verify, draft = outcome.verify_purpose, outcome.draft_plan.purpose
         if verify is Purpose.PROBE:
-            if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
+            if draft is Purpose.PROBE:  # else drafters ran again at its end
+                # Feeding drafters that are always fed is no part of plain decoding.
                 self.trials.speedup.observe_plain(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
         chosen = {verify, draft} <= {Purpose.CHOICE, Purpose.SLO}
@@ -122,7 +124,7 @@ class Evidence:
 
 @compiled
 def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float]:
-    """Seconds of the target's pass, and of the drafts. times: of the step, and of the target's pass, NaN if it was not
+    """Seconds of the target's pass, and of the drafts. times: seconds of the step and of the target's pass; NaN: not
     measured."""
     drafts_s = 0.0
     for seconds in draft_s:
@@ -133,47 +135,47 @@ def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float]
 
 @compiled
 def _believable(step_s: float, target_s: float, drafts_s: float) -> bool:
-    """The step was no absurd one."""
+    """Whether the times of a step are plausible."""
     return 0.0 < step_s < LONGEST_STEP_S and not step_s - drafts_s - target_s > LONGEST_OUTSIDE_S
 
 
 class StepColumns(NamedTuple):
-    """An `Outcome` as compiled code takes it: plain tuples, which a call unpacks faster."""
+    """Fields of an `Outcome` for compiled code, as plain tuples: compiled calls unpack them faster than named ones."""
 
     batch: tuple[Any, ...]
-    """`Columns`"""
+    """Fields of `Columns`."""
     nodes: tuple[Any, ...]
-    """`Nodes`"""
+    """Fields of `Nodes`."""
     drafter_order: Ints
     """(R, N): see `Forest`."""
     lengths: Ints
     """(D,): see `Forest`."""
     verdicts: tuple[Any, ...]
-    """`Verdicts`"""
+    """Fields of `Verdicts`."""
     row: int
     """See `TargetRun`."""
     times: tuple[float, float]
     """See `_seconds`."""
     scored_tokens: int
     drafting: tuple[Any, ...]
-    """`Drafting`"""
+    """Fields of `Drafting`."""
 
 
 class Memory(NamedTuple):
-    """Everything that a step changes in place, as plain tuples."""
+    """Everything that observing a step changes in place, as plain tuples."""
 
     counts: tuple[Any, ...]
-    """`Counts`"""
+    """Fields of `Counts`."""
     counters: tuple[Ints, Ints]
     """See `state.count`."""
     costs: tuple[Any, ...]
-    """`Costs`"""
+    """Fields of `Costs`."""
     beliefs: tuple[Any, ...]
-    """`Beliefs`"""
+    """Fields of `Beliefs`."""
 
 
 class Taught(NamedTuple):
-    """A finished step, in a few numbers."""
+    """Numbers of a finished step that the rest of the observing half needs."""
 
     ran: StepCounts
     drafts_s: float
@@ -182,7 +184,7 @@ class Taught(NamedTuple):
 
 @compiled
 def _observe(finished: tuple[Any, ...], memory: tuple[Any, ...]) -> Taught:
-    """Learn from a step. finished: `StepColumns`; memory: `Memory`."""
+    """Learn from a step. finished: fields of `StepColumns`. memory: those of `Memory`."""
     step, known = StepColumns(*finished), Memory(*memory)
     batch, nodes, verdicts = Columns(*step.batch), Nodes(*step.nodes), Verdicts(*step.verdicts)
     plan, plain = Drafting(*step.drafting), PlainStep(np.nan, 0.0)

@@ -1,9 +1,8 @@
-"""What speculation really buys: blocks of steps with k = 0, compared with their neighbours through the latency model.
+"""The real speed-up of speculation: probes (blocks of steps with k = 0) compared with the steps near them.
 
-A step's efficiency is the time that the model says plain decoding takes for what the step gave (its tokens, and the
-prompts that it read) / the time that it took. So steps of any two batches compare (at batch 90 no two are equal), and
-what the model gets wrong about plain decoding cancels between a probe and its neighbours.
-"""
+A step's efficiency is the modelled time of plain decoding for its work (its tokens, and its prefill) / its measured
+time. So steps of different batches can be compared (at batch 90 no two are equal), and an error of the model about
+plain decoding cancels between a probe and its neighbours."""
 
 from __future__ import annotations
 
@@ -16,36 +15,39 @@ from typing import NamedTuple
 import numpy as np
 
 PROBE_STEPS = 4
-"""Steps of a probe. The first one still verifies what was proposed before, and is not counted."""
+"""Steps of a probe. The first one still verifies earlier proposals, and is not counted."""
 NEIGHBOURS, LEAST_NEIGHBOURS = 32, 6
+"""Most and fewest speculating steps that a probe is compared with."""
 MEMORY = 0.85
-"""Weight of the older probes' evidence at each new one."""
+"""Factor on the weight of older probes at each new one."""
 LEAST_DEVIATION = 0.03
-"""Standard deviation of a probe's log ratio at least: machines drift by this much between two blocks."""
+"""Least standard deviation of a probe's log ratio: machines drift by this much between two blocks of steps."""
 SIGMAS = 2.0
+"""Half of the confidence interval / the standard error."""
 
 
 class Neighbour(NamedTuple):
     """A step near a probe."""
 
     work_s: float
-    """Seconds that plain decoding takes, by the model, for what the step gave: its tokens, and its prompts."""
+    """Modelled seconds of plain decoding for the step's tokens and prompts."""
     seconds: float
-    """Seconds that it took."""
+    """Measured seconds of the step."""
     plain_s: float
-    """Seconds of a plain step, by the model, at the step's batch and with its prompts."""
+    """Modelled seconds of a plain step at the step's batch and with its prompts."""
     for_slo: bool = False
-    """It speculated for requests that were behind their TPOT, whatever that cost goodput."""
+    """It speculated for late requests, whatever that cost in goodput."""
 
 
 @dataclass(slots=True)
 class ProbeCounts:
-    """Counters since the start, which readers take differences of and add over pods."""
+    """Counters since the start. Readers take their differences, and add them over pods."""
 
     probes: int = 0
     plain_tokens: float = 0.0
-    """Tokens of the probes' steps that count."""
+    """Tokens of the probes' counted steps."""
     plain_s: float = 0.0
+    """Seconds of these steps."""
     speculative_tokens: float = 0.0
     """Tokens that steps with speculation give in the same time at the same batch."""
     weight: float = 0.0
@@ -55,7 +57,7 @@ class ProbeCounts:
 
 
 class LogGain(NamedTuple):
-    """Log of the ratio of speculation to plain decoding."""
+    """Log of speculation's efficiency / plain decoding's."""
 
     mean: float
     margin: float
@@ -81,33 +83,33 @@ class MeasuredSpeedup:
         self._weight = self._evidence = 0.0
 
     def can_judge(self, *, for_slo: bool) -> bool:
-        """Whether enough steps are known to compare a probe with."""
+        """Whether there are enough steps to compare a probe with."""
         return len(self._neighbours[for_slo]) >= LEAST_NEIGHBOURS
 
     @property
     def awaits_verdict(self) -> bool:
-        """Steps of a probe have been observed."""
+        """Whether steps of a probe have been observed since the last verdict."""
         return bool(self._plain)
 
     def observe_plain(self, work_s: float, seconds: float, tokens: int) -> None:
-        """A step of a probe that neither verified nor proposed. work_s: see `Neighbour`."""
+        """Count a step of a probe that neither verified nor proposed. work_s: see `Neighbour`."""
         self._plain.append((work_s, seconds))
         self._plain_tokens += tokens
 
     def observe_speculative(self, step: Neighbour) -> None:
-        """A step that drafters ran for, and for the next one."""
+        """Count a step whose proposals were verified and at whose end drafters ran again."""
         self._neighbours[step.for_slo].append(step)
 
     def forget(self) -> None:
-        """Judge speculation afresh: it was switched off."""
+        """Drop earlier verdicts on speculation, since it was switched off."""
         self._weight = self._evidence = 0.0
         self._neighbours[False].clear()
 
     def verdict(self, *, for_slo: bool) -> LogGain | None:
-        """Compare the probe that has ended. None: there is too little to compare.
+        """Compare the probe that has ended with its neighbours. None: there are too few steps to compare.
 
-        for_slo: it interrupted speculation for late requests, and says nothing of the rest: what a TPOT costs is no
-        reason to switch speculation off.
+        for_slo: the probe interrupted speculation for late requests. It counts for the reported speed-up, but gives no
+        verdict: that meeting a TPOT costs goodput is no reason to switch speculation off.
         """
         neighbours, plain, tokens = self._neighbours[for_slo], self._plain, self._plain_tokens
         self._plain, self._plain_tokens = [], 0
@@ -136,8 +138,8 @@ class MeasuredSpeedup:
 
 
 def _most_speedup(steps: Iterable[Neighbour]) -> float:
-    """Tokens of a step / tokens of a plain one, by the work in it: no step that verifies proposals is shorter than a
-    plain one, so speculation is never worth more."""
+    """Modelled work of the steps / that of plain steps. A step that verifies proposals is never shorter than a plain
+    one, so the speed-up cannot be larger."""
     return max(1.0, _work_s(steps) / sum(step.plain_s for step in steps))
 
 
@@ -146,7 +148,7 @@ def _work_s(steps: Iterable[Neighbour]) -> float:
 
 
 def _efficiency(steps: list[tuple[float, float]]) -> tuple[float, float]:
-    """Plain decoding's time / the time taken, and its relative standard error (ratio estimator)."""
+    """Modelled time of plain decoding / measured time, and the relative standard error of that (ratio estimator)."""
     work_s, seconds = np.array(steps).T
     ratio = work_s.sum() / seconds.sum()
     residual = work_s - ratio * seconds

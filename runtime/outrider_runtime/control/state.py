@@ -1,4 +1,4 @@
-"""What the controller has counted: the part of the pod's state that only it knows."""
+"""The controller's counters: the part of the pod's state that only the controller knows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from outrider_runtime.control.data.plans import Outcome
 from outrider_runtime.control.speedup import ProbeCounts
 
 RECENT_KEEP = 0.95
-"""Per step: about the last 20 steps."""
+"""Weight of older steps at each new one: a mean over about the last 20 steps."""
 REQUEST_STEPS, TRIED, VERIFIED, ACCEPTED = range(4)
-"""What is counted of each drafter."""
+"""Columns of a drafter's counters."""
 LEAST_STEPS = 20
-"""Steps before which nothing is said about the worth of speculation."""
+"""Fewest steps before speculation may be reported as not worth it."""
 LEAST_PROBES = 3
-"""Probes that a speed-up rests on at least; two may both be off by as much as machines drift."""
+"""Fewest probes that a speed-up is reported from: two may both be off by as much as machines drift."""
 IDLE_S = 10.0
-"""No step for so long means no traffic."""
+"""Seconds without a step after which there is no traffic."""
 
 
 class Reason(StrEnum):
@@ -41,18 +41,18 @@ class Reason(StrEnum):
 
 
 class StepCounts(NamedTuple):
-    """A finished step, in a few numbers."""
+    """Counts of one finished step."""
 
     verified: int
-    """Nodes."""
+    """Verified nodes."""
     longest: int
     """Depth of the deepest of them."""
     decoding: int
     """Requests that decoded."""
     begun: int
-    """Requests whose prompts it finished."""
+    """Requests whose prefill it finished."""
     shape: Shape
-    """The target's pass, without proposals."""
+    """Shape of the target's pass, without proposals."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +60,10 @@ class Tally:
     """Counters since the start. D drafters; lengths 0..K."""
 
     of_drafter: Ints
-    """(D, 4): (request, step) pairs in which the target scored at least one of its proposals; nodes whose parent was
-    accepted; nodes verified; nodes accepted."""
+    """(D, 4): REQUEST_STEPS, (request, step) pairs in which the target scored at least one of the drafter's proposals;
+    TRIED, nodes whose parent was accepted; VERIFIED nodes; ACCEPTED nodes."""
     lengths: Ints
-    """(K+1,): (request, step) pairs that verified so many proposals."""
+    """(K+1,): (request, step) pairs by verification length."""
     steps: int = 0
     speculative_steps: int = 0
     output_tokens: int = 0
@@ -73,16 +73,16 @@ class Tally:
     """Steps whose times were absurd."""
     last_step_at: float = 0.0
     recent_length: float = 0.0
-    """Mean verified length over about the last 20 steps' decoding requests."""
+    """Mean verification length of decoding requests, over about the last 20 steps."""
     recent_speculation: float = 0.0
-    """Share of them whose choice was to speculate."""
+    """Share of these steps in which speculation was the choice."""
 
     def observe(self, outcome: Outcome, ran: StepCounts) -> None:
         """Count a finished step."""
         verified, decoding = ran.verified, ran.decoding
         self.steps += 1
         self.output_tokens += outcome.tokens
-        self.last_step_at = outcome.now if math.isfinite(outcome.now) else self.last_step_at
+        self.last_step_at = outcome.output_at_s if math.isfinite(outcome.output_at_s) else self.last_step_at
         self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
         self.proposed_tokens += len(outcome.forest)
         self.speculative_steps += outcome.drafted
@@ -98,7 +98,7 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 @compiled
 def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints) -> StepCounts:
-    """Count a step's nodes. of_drafter, lengths: see `Tally`."""
+    """Count a step. of_drafter, lengths: updated in place, see `Tally`."""
     verified, depths, decoding, begun = 0, np.zeros(len(batch.slot), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
     for m in np.flatnonzero(verdicts.verified):
@@ -121,10 +121,10 @@ def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, le
 
 @dataclass(frozen=True, slots=True)
 class DrafterState:
-    """Counters since the start, of one drafter."""
+    """One drafter's counters since the start."""
 
     suspended: str = ""
-    """Why it does not run, in a sentence; empty when it may."""
+    """Why it may not run, in a sentence; empty if it may."""
     request_steps: int = 0
     tried: int = 0
     verified: int = 0
@@ -135,9 +135,9 @@ class DrafterState:
 class State:
     reason: Reason
     learning: bool
-    """True while target coefficients are learned because no profile is loaded."""
-    gated: bool
-    """Some drafter that reads has not been chosen for a while: its cache is not fed."""
+    """The target's costs are being learned, because no profile is loaded."""
+    has_disabled_drafts: bool
+    """Some drafter has not been chosen for a while, and so its cache is not fed."""
     probes: ProbeCounts
     tally: Tally
     decision_s: float
@@ -146,13 +146,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What a choice depends on, by the estimates of the moment, for a human. Tuples are by drafter."""
+    """The current estimates that a choice depends on, for a human reader. Tuples hold one entry per drafter."""
 
     token_s: float
-    """What one more verified token costs the target."""
+    """Seconds that one more verified token costs the target."""
     rate: float
     """lambda, tokens per second."""
     brings: tuple[float, ...]
-    """Tokens that a first proposal is expected to bring, mean over the requests."""
+    """Expected accepted tokens of a first proposal, mean over the requests."""
     draft_s: tuple[float, ...]
     """Seconds of a first pass, or a call."""

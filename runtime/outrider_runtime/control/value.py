@@ -1,7 +1,7 @@
 """The one place that weighs gain against cost: `E[tokens] - lambda * T_step` (TurboSpec eq. 1, made additive).
 
-`Price` says what a step takes, by the number of proposals in it; every choice is an argmax of `worth` over one of its
-tables. lambda is the goodput, measured. N decoding requests, T the most proposals that are looked at.
+`Price` holds the seconds of a step by the number of its proposals; every choice is an argmax of `worth` over one of its
+tables. lambda is the measured goodput. N decoding requests, T the largest number of proposals considered.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.data.batch import Floats
 
 HALF_LIFE_STEPS = 40
-KEPT = 0.5 ** (1 / HALF_LIFE_STEPS)
-"""Weight of older measurements after each step."""
+DECAY_PER_STEP = 0.5 ** (1 / HALF_LIFE_STEPS)
+"""Factor on the weight of older measurements at each step."""
 PRIOR_TOKENS = 8.0
+"""Tokens that the prior, goodput / plain goodput = 1, counts for."""
 
 WHOLE_BATCH: Floats = np.zeros((0, 0))
-"""Stands for what requests add to drafters' passes: nothing, as every pass is over the whole batch."""
+"""Stands for the seconds that requests add to drafters' passes if every pass is over the whole batch: none."""
 
 
 @compilable
 def worth(tokens: float, seconds: float, rate: float) -> float:
-    """What `tokens` that reach users are worth beyond the `seconds` that they take; `rate` is lambda, tokens/s."""
+    """Worth of `tokens` that reach users, less the `seconds` that they take, in tokens. rate: lambda, tokens/s."""
     return tokens - rate * seconds
 
 
 class Price(NamedTuple):
-    """The step that is priced, without drafts."""
+    """Seconds of a step's target pass, by the number of its proposals."""
 
     varlen_s: Floats
-    """(T+1,): seconds of the target's pass with 0, 1, .. T proposals of unequal lengths; [0] is plain decoding."""
+    """(T+1,): seconds with 0, 1, .. T proposals in a varlen step; [0] is plain decoding."""
     uniform_s: Floats
-    """(T+1,): mean seconds if every request verifies equally many, unless a prompt joins the step; `varlen_s` if no
-    such step is possible. For one request both are equal."""
+    """(T+1,): mean seconds if the step is planned uniform (it becomes varlen if a prompt joins); `varlen_s` if no
+    uniform step is possible. For one request both are equal."""
     node_s: Floats
-    """(N,): what a node costs beyond that: for its request's context, and in the next first pass of the drafters."""
+    """(N,): seconds of a node beyond these: for its request's context, and in the drafters' next first passes."""
     rate: float
     """lambda, tokens per second."""
     token_s: float
-    """What one proposal more costs the target at first."""
+    """Seconds of the first proposal."""
 
     @property
     def plain_s(self) -> float:
@@ -50,7 +51,10 @@ class Price(NamedTuple):
 
 @compiled
 def expected_s(seconds: Floats, tokens: float, p_no_proposal: float) -> float:
-    """Mean seconds of a step that is plain with probability `p_no_proposal` and holds `tokens` on average."""
+    """Mean seconds of a step that has no proposal with probability `p_no_proposal`, and `tokens` of them on average.
+
+    seconds: (T+1,), by the number of proposals; `(1 - p) * seconds[tokens / (1 - p)] + p * seconds[0]`.
+    """
     if p_no_proposal >= 1.0 or tokens <= 0.0:
         return float(seconds[0])
     if_any = max(1.0, tokens / (1.0 - p_no_proposal))
@@ -61,31 +65,29 @@ def expected_s(seconds: Floats, tokens: float, p_no_proposal: float) -> float:
 
 
 class Goodput:
-    """Measured goodput, carried from one batch size to the next by the latency model.
+    """Measured goodput / modelled goodput of plain decoding at the same batch, a decaying mean.
 
-    What is averaged is the ratio of measured tokens to those that plain decoding would have given in the same time at
-    the same batch: it moves slowly where goodput itself jumps with the load, so lambda is right from the first step
-    after a jump. Prompt work counts for nothing: every output token brings its share of it along, whatever the draft
-    length, and with that time in lambda a busy engine would look slow and speculation worthwhile just where it is not.
-    So steps without prefill count; steps with prefill, less what the model says that their prompts take, only where
-    there have been no others for a while.
-    """
+    This ratio changes slowly, while goodput itself jumps with the load: so lambda is right from the first step after a
+    jump. Prefill time is left out. Every output token needs its share of prefill, whatever the draft length; with that
+    time in it, lambda would be too low on a busy engine, and the loop would speculate where it should not. So only
+    steps without prefill count. If there have been none for a while, steps with prefill count, too, less the modelled
+    time of their prompts."""
 
     def __init__(self) -> None:
         self._tokens = self._plain_tokens = 0.0
         self._prefill_run = 0
-        """Steps in a row that held a prompt."""
+        """Steps in a row that held prompt tokens."""
 
     def observe(self, tokens: float, step_s: float, plain_rate: float, *, prefill: bool = False) -> None:
-        """`plain_rate`: modelled tokens per second of plain decoding at this step's batch. prefill: the step held a
-        prompt; tokens and seconds are those of decoding alone."""
+        """Count a step. plain_rate: modelled goodput of plain decoding at its batch, tokens/s. prefill: the step held
+        prompt tokens; `tokens` and `step_s` are those of decoding alone."""
         self._prefill_run = self._prefill_run + 1 if prefill else 0
         if prefill and self._prefill_run <= HALF_LIFE_STEPS:
             return
-        self._tokens = KEPT * self._tokens + tokens
-        self._plain_tokens = KEPT * self._plain_tokens + step_s * plain_rate
+        self._tokens = DECAY_PER_STEP * self._tokens + tokens
+        self._plain_tokens = DECAY_PER_STEP * self._plain_tokens + step_s * plain_rate
 
     @property
     def ratio(self) -> float:
-        """lambda by the modelled goodput of plain decoding at the same batch."""
+        """lambda / modelled goodput of plain decoding at the same batch."""
         return (self._tokens + PRIOR_TOKENS) / (self._plain_tokens + PRIOR_TOKENS)

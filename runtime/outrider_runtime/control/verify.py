@@ -1,4 +1,4 @@
-"""What the target scores of the proposals that wait, and which prompts and requests are held back for them."""
+"""Which waiting proposals the target scores in the next step, and which prompts and requests are held back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import step_times
 from outrider_runtime.control.cost.model import Shape, room, this_step, without_prompts
 from outrider_runtime.control.cost.step_times import Costs
-from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints, Waiting
+from outrider_runtime.control.data.batch import NO_CLASS, Batch, Bools, Columns, Floats, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import DeviceOrder, Purpose, VerifyPlan
 from outrider_runtime.control.device_order import device_order
@@ -26,7 +26,7 @@ from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, 
 NO_NODES: Bools = np.zeros(0, dtype=bool)
 NO_PLACEHOLDERS: Bools = np.zeros(0, dtype=bool)
 NOTHING, WHATEVER_FITS, WHAT_PAYS = range(3)
-"""What is scored."""
+"""Which proposals are scored."""
 
 
 class Verify:
@@ -40,12 +40,15 @@ class Verify:
             self._under_way.verifies_nothing()
             return VerifyPlan(NO_NODES, np.zeros(len(batch), np.int64), forest.purpose)
         evidence, force = self._evidence, self.force
-        fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # no other request can join
-        limits = terms(batch, force, self._under_way.goodput, self._under_way, force.most_tokens, fresh_prompts)
+        fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # only a waiting request can join
+        limits = terms(
+            batch, force, self._under_way.lambda_over_plain, self._under_way, force.most_tokens, fresh_prompts
+        )
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         scored = self._scored(forest)
         waiting = (
-            forest.columns, forest.lengths, np.ascontiguousarray(forest.asked), self._placeholders(forest), scored,
+            forest.columns, forest.lengths, np.ascontiguousarray(forest.drafter_order), self._placeholders(forest),
+            scored,
         )  # fmt: skip
         known = evidence.acceptance.columns, evidence.latency.columns
         made = _verify(batch.columns, waiting, known, limits, queue)
@@ -57,7 +60,7 @@ class Verify:
     def _device_order(
         self, batch: Batch, forest: Forest, scored: int, nodes: Bools, forced: Ints
     ) -> DeviceOrder | None:  # fmt: skip
-        """None where the host's lengths are final."""
+        """The order for the device; None if the host's lengths are final."""
         if not self.device_ranks or scored == NOTHING:
             return None
         most = room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
@@ -65,27 +68,27 @@ class Verify:
         return device_order(batch, forest, counts, nodes, forced, most, all_pay=not pays)
 
     def _placeholders(self, forest: Forest) -> Bools:
-        """(N,): requests whose places cost a token whether they hold a proposal or not; empty for none."""
+        """(N,): requests with placeholders, which cost a token whether they hold a proposal or not; empty for none."""
         return NO_PLACEHOLDERS if forest.placeholders is None or self.device_ranks else forest.placeholders
 
     def _scored(self, forest: Forest) -> int:
-        if self.force.silent:
+        if self.force.is_silent:
             return NOTHING
         return WHAT_PAYS if forest.purpose in (Purpose.CHOICE, Purpose.SLO) else WHATEVER_FITS
 
 
-NO_ONE = Waiting(NOBODY, 0, 0)
+NO_ONE = Waiting(NO_CLASS, 0, 0)
 
 
 class WaitingNodes(NamedTuple):
-    """What waits for verification, and what decides about it."""
+    """Proposals that wait for verification, and which of them may be scored."""
 
     nodes: tuple[Any, ...]
-    """`Nodes`, in a plain tuple, which a call unpacks faster."""
+    """Fields of `Nodes`, in a plain tuple: compiled calls unpack it faster than a named one."""
     draft_lengths: Ints
     """(D,): `Forest.lengths`"""
     drafter_order: Ints
-    """(R, N): `Forest.asked`"""
+    """(R, N): `Forest.drafter_order`"""
     placeholders: Bools
     """(N,), or empty: see `Verify._placeholders`."""
     scored: int
@@ -96,7 +99,7 @@ class Scored(NamedTuple):
     nodes: Bools
     lengths: Ints
     for_slo: bool
-    """Goodput alone might have chosen otherwise."""
+    """Some request is late: goodput alone might have chosen otherwise."""
     token_budget: int
     admit: int
     forced: Ints
@@ -110,7 +113,7 @@ def _queue(batch: Batch, *, admits: bool) -> tuple[Any, ...]:
 
 @compiled
 def _lengths(request: Ints, nodes: Bools, requests: int) -> Ints:
-    """(N,): the nodes of each request that are scored."""
+    """(N,): scored nodes of each request."""
     lengths = np.zeros(requests, np.int64)
     for m in range(len(nodes)):
         lengths[request[m]] += nodes[m]
@@ -131,9 +134,10 @@ def _verify(
     columns: tuple[Any, ...], waiting: tuple[Any, ...], known: tuple[tuple[Any, ...], tuple[Any, ...]],
     terms: tuple[Any, ...], queue: tuple[Any, ...],
 ) -> Scored:  # fmt: skip
-    """Choose what is scored and let in, and set what requests are expected to get.
+    """Choose the nodes to score and the requests to admit, and set the tokens that requests are expected to get.
 
-    columns, waiting, terms, queue: `Columns`, `WaitingNodes`, `Terms`, `Queue`. known: `Counts` and `Costs`.
+    columns, waiting, terms, queue: fields of `Columns`, `WaitingNodes`, `Terms`, `Queue`. known: those of `Counts` and
+    `Costs`.
     """
     batch, forest, limits, waits = Columns(*columns), WaitingNodes(*waiting), Terms(*terms), Queue(*queue)
     proposed, counts, costs = Nodes(*forest.nodes), Counts(*known[0]), Costs(*known[1])
@@ -152,7 +156,7 @@ def _verify(
     lengths, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
     limits.expected[batch.slot] = gained
     budget = admit = ANY_NUMBER
-    if waits.admits and (waits.someone or base.n_prompt > 0.0):
+    if waits.admits and (waits.has_waiting or base.n_prompt > 0.0):
         alone, rows = without_prompts(base), np.flatnonzero(batch.prompt + batch.prompt_left == 0)
         read_s = 0.0
         if limits.drafts_s > 0.0:
@@ -166,7 +170,7 @@ def _verify(
 
 @compiled
 def _whatever_fits(proposed: Nodes, left: Ints, room: int) -> Bools:
-    """(M,): as many nodes as fit, from the first request on, where goodput has no say. left: (N,), see `Batch`."""
+    """(M,): as many nodes as fit, from the first request on, whatever they do to goodput. left: (N,), see `Batch`."""
     nodes, count = np.zeros(len(proposed.request), np.bool_), 0
     for m in range(len(nodes)):
         if proposed.depth[m] < left[proposed.request[m]]:
@@ -179,16 +183,16 @@ def _whatever_fits(proposed: Nodes, left: Ints, room: int) -> Bools:
 def _best(
     batch: Columns, proposed: Nodes, draft_lengths: Ints, paths: Floats, costs: Costs, base: Shape, limits: Terms
 ) -> tuple[Bools, bool, Bools]:
-    """What is scored, whether for those behind their TPOT, and what is scored whatever goodput says."""
+    """(M,) nodes to score, whether some are scored for late requests, and (M,) those that are."""
     request, depth, requests = proposed.request, proposed.depth, len(batch.slot)
     budget = room(base, limits.token_budget, limits.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
     read_s = step_times.read_s(costs, draft_lengths, alone.n_requests)
     node_s = step_times.node_s(costs, batch.context, read_s)
-    price = step_times.price(costs, base, node_s, limits.goodput, most, limits.fresh_prompts, True)
+    price = step_times.price(costs, base, node_s, limits.lambda_over_plain, most, limits.fresh_prompts, True)
     nodes = select(paths, request, depth, price, budget, nothing, np.inf).nodes
     if base.n_prompt > 0.0:
-        price = step_times.price(costs, alone, node_s, limits.goodput, most, limits.fresh_prompts, True)
+        price = step_times.price(costs, alone, node_s, limits.lambda_over_plain, most, limits.fresh_prompts, True)
     step_s = price.varlen_s[min(nodes.sum(), most)] + limits.drafts_s
     if not anyone_late(batch, limits.tpots_s, step_s):
         return nodes, False, nothing

@@ -19,7 +19,7 @@ from outrider_crds.spec import DrafterSpec
 
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import LatencyModel
-from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
@@ -277,7 +277,7 @@ class ControlLoop:
         self._used += (1 - RECENT_KEEP) * (users - self._used)
 
     def _no_drafts(self, batch: Batch) -> DraftPlan:
-        drafter_order = np.full((1, len(batch)), NOBODY, np.int64)
+        drafter_order = np.full((1, len(batch)), NO_DRAFTER, np.int64)
         passes = np.zeros(len(self.hosted), np.int64)
         return DraftPlan(passes, np.ones_like(passes), drafter_order, np.zeros_like(batch.missing), Purpose.FIXED)
 

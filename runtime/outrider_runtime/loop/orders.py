@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import ScheduledStep
@@ -35,16 +35,16 @@ def carry_out(
 
     fed_blocks: (D,), block drafters that are fed in any case, since a gap ends their proposals for a request.
     """
-    drafter_order, feed, gaps = plan.asked.copy(), np.zeros_like(plan.feed), list[KVGap]()
+    drafter_order, feed, gaps = plan.drafter_order.copy(), np.zeros_like(plan.feed), list[KVGap]()
     runs = (plan.passes > 0) | plan.feed.any(axis=1) | fed_blocks
     for number in np.flatnonzero(runs):
         if drafters[number].reads:
             feed[number] = step.tokens
         if drafters[number].is_block:
-            drafter_order[(drafter_order == number) & ~caches.is_whole(int(number), step)] = NOBODY
+            drafter_order[(drafter_order == number) & ~caches.is_whole(int(number), step)] = NO_DRAFTER
         elif drafters[number].needs_kv:
             filled, whole = _fill(int(number), plan, batch, step, caches)
-            drafter_order = np.where((drafter_order == number) & ~whole, NOBODY, drafter_order)
+            drafter_order = np.where((drafter_order == number) & ~whole, NO_DRAFTER, drafter_order)
             np.add.at(feed[number], [gap.request for gap in filled], [gap.end - gap.start for gap in filled])
             gaps += filled
     proposes = (drafter_order == np.arange(len(drafters))[:, None, None]).any(axis=(1, 2))
@@ -52,7 +52,7 @@ def carry_out(
     runs = (passes > 0) | plan.feed.any(axis=1) | fed_blocks
     caches.ran(step, runs)
     feed[~runs] = 0
-    return Order(dataclasses.replace(plan, passes=passes, asked=drafter_order, feed=feed), runs, tuple(gaps))
+    return Order(dataclasses.replace(plan, passes=passes, drafter_order=drafter_order, feed=feed), runs, tuple(gaps))
 
 
 def _fill(
@@ -66,7 +66,7 @@ def _fill(
     if not gap_tokens.any():
         return [], np.ones(len(gap_tokens), bool)
     catch_up_tokens: Ints = np.minimum(plan.feed[number], gap_tokens)
-    proposes = (plan.asked == number).any(axis=0)
+    proposes = (plan.drafter_order == number).any(axis=0)
     row_order = np.argsort(~proposes, kind="stable")
     filled = caches.fill(number, step, catch_up_tokens, row_order, batch.token_budget)
     return filled, caches.is_whole(number, step)

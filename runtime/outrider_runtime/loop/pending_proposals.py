@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Floats, Ints
 from outrider_runtime.control.data.forest import Forest, Nodes, chains, nothing_proposed
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 RANKS = 2
+NO_STEP = -1
 """Most drafters in the order of a request: the first with a proposal is used."""
 
 
@@ -23,7 +24,7 @@ class PendingProposals:
     step: Ints
     """(N,): number of the step at whose end they are proposed."""
     drafter_order: Ints
-    """(RANKS, N): as `DraftPlan.asked`."""
+    """(RANKS, N): as `DraftPlan.drafter_order`."""
     drafter: Ints
     """(N,): the drafter that proposed them; until the engine reports, the first in the order."""
     length: Ints
@@ -46,23 +47,24 @@ class PendingProposals:
 
     def clear(self, slots: Ints) -> None:
         """Drop the proposals in `slots`; for the proposals of all slots."""
-        self.drafter_order[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
+        self.drafter_order[:, slots] = self.drafter[slots] = NO_DRAFTER
+        self.step[slots] = NO_STEP
         self.length[slots] = 0
         self.confidence[slots] = np.nan
         self.reported[slots] = True
 
     def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
         """Expect the proposals of `plan` at the end of `step`, its columns being `slots`; for those of all slots."""
-        drafter_order = np.full((RANKS, len(slots)), NOBODY, np.int64)
-        drafter_order[: len(plan.asked)] = plan.asked[:RANKS]
-        first = np.where(drafter_order[0] == NOBODY, drafter_order[1], drafter_order[0])
+        drafter_order = np.full((RANKS, len(slots)), NO_DRAFTER, np.int64)
+        drafter_order[: len(plan.drafter_order)] = plan.drafter_order[:RANKS]
+        first = np.where(drafter_order[0] == NO_DRAFTER, drafter_order[1], drafter_order[0])
         self.plan = plan
         self.step[slots] = step
         self.drafter_order[:, slots] = drafter_order
         self.drafter[slots] = first
         self.confidence[slots] = np.nan
         if len(plan.passes):  # room for the proposals of any drafter in the order
-            self.length[slots] = np.where(drafter_order == NOBODY, 0, plan.passes[drafter_order]).max(axis=0)
+            self.length[slots] = np.where(drafter_order == NO_DRAFTER, 0, plan.passes[drafter_order]).max(axis=0)
         else:
             self.length[slots] = 0
         self.reported[slots] = self.length[slots] == 0
@@ -72,7 +74,7 @@ class PendingProposals:
     ) -> None:  # fmt: skip
         """Record the real proposals of `step`: for the requests in `slots` (N',), their lengths and drafters.
 
-        drafters: `NOBODY` where no drafter has a proposal. confidence: (N', K'); NaN: unknown.
+        drafters: `NO_DRAFTER` where no drafter has a proposal. confidence: (N', K'); NaN: unknown.
         """
         row_of_slot = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
         row_of_slot[slots] = np.arange(len(slots))
@@ -81,7 +83,7 @@ class PendingProposals:
         row = row[updated]
         self.reported[updated] = True
         self.length[updated] = lengths[row]
-        self.drafter[updated] = np.where(drafters[row] == NOBODY, self.drafter[updated], drafters[row])
+        self.drafter[updated] = np.where(drafters[row] == NO_DRAFTER, self.drafter[updated], drafters[row])
         if confidence is not None:
             self.confidence[updated, : confidence.shape[1]] = confidence[row]
 
@@ -95,7 +97,7 @@ class PendingProposals:
             return nothing_proposed(len(self.slot), drafters, Purpose.CHOICE)
         if self.nodes is not None:
             return Forest(*self.nodes, self.drafter_order, self.plan.passes, self.plan.purpose)
-        lengths = np.where(self.drafter == NOBODY, 0, self.length)
+        lengths = np.where(self.drafter == NO_DRAFTER, 0, self.length)
         real = np.arange(self.confidence.shape[1]) < lengths[:, None]
         made = chains(lengths, self.drafter, self.plan, self.drafter_order, self.confidence[real])
         made.placeholders = ~self.reported
@@ -104,7 +106,7 @@ class PendingProposals:
 
 def no_proposals(slots: int, max_length: int) -> PendingProposals:
     """Make the proposals of all slots before the first plan. max_length: tokens of the longest proposal."""
-    no_drafters = np.full((RANKS, slots), NOBODY, np.int64)
+    no_drafters = np.full((RANKS, slots), NO_DRAFTER, np.int64)
     zeros = np.zeros(slots, np.int64)
     return PendingProposals(
         np.arange(slots), zeros.copy(), no_drafters, no_drafters[0].copy(), zeros,

@@ -28,7 +28,7 @@ def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
         drafter=loop.favourite,
         draft_tokens=state.tally.recent_length,
         reason=state.reason.value,
-        has_disabled_drafts=state.gated,
+        has_disabled_drafts=state.has_disabled_drafts,
         running=loop.running,
     )
 

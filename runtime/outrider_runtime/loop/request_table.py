@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, Floats, Ints
+from outrider_runtime.control.data.batch import NO_ARM, NO_CLASS, Floats, Ints
 from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
 from outrider_runtime.loop.slots import Slots
@@ -45,7 +45,7 @@ class _Request:
     arrived_at: float
     prompt: int
     limit: int
-    arm: int = NOBODY
+    arm: int = NO_ARM
     first_token_at: float = math.inf
     last_token_at: float = math.nan
     output_tokens: int = 0
@@ -75,8 +75,8 @@ class RequestTable:
         self._known: dict[str, _Request] = predecessor._known if predecessor else {}
         self._limit = np.zeros(slots, np.int64)
         self._first_at = np.full(slots, math.inf)
-        self._class = np.full(slots, NOBODY, np.int64)
-        self._arm = np.full(slots, NOBODY, np.int64)
+        self._class = np.full(slots, NO_CLASS, np.int64)
+        self._arm = np.full(slots, NO_ARM, np.int64)
         self._classes: tuple[str, ...] = ()
 
     # -- they come and go ---------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class RequestTable:
         self._limit[slot] = request.limit if request else 0
         self._first_at[slot] = request.first_token_at if request else math.inf
         self._class[slot] = self._number(request.slo_class if request else None)
-        self._arm[slot] = request.arm if request else NOBODY
+        self._arm[slot] = request.arm if request else NO_ARM
 
     def _number(self, slo_class: str | None) -> int:
-        return self._classes.index(slo_class) if slo_class in self._classes else NOBODY
+        return self._classes.index(slo_class) if slo_class in self._classes else NO_CLASS

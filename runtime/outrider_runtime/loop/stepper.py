@@ -113,7 +113,7 @@ class Stepper:
 
     def _all_placeholders(self, forest: Forest, proposed: Ints | Nodes) -> VerifyPlan:
         if isinstance(proposed, Nodes):
-            proposed = np.bincount(proposed.request, minlength=forest.asked.shape[1])
+            proposed = np.bincount(proposed.request, minlength=forest.drafter_order.shape[1])
         return VerifyPlan(np.ones(len(forest), bool), proposed, Purpose.FIXED)
 
     def draft(
@@ -185,7 +185,7 @@ class Stepper:
             slot=slots, slo_class=requests.classes(slots), context=view.context, prompt=prompt,
             prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
             elapsed_s=requests.elapsed_s(slots, room.now_s), missing=missing,
-            now=room.now_s, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
+            now_s=room.now_s, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
             waiting=room.waiting, patience_used=room.patience_used, arm=requests.arms(slots),
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ class DraftingResult(Protocol):
 
     @property
     def proposer(self) -> NDArray[np.int8] | None:
-        """(N,): the drafter that proposed them; `NOBODY` without a proposal."""
+        """(N,): the drafter that proposed them; `NO_DRAFTER` without a proposal."""
 
     @property
     def confidence(self) -> NDArray[np.int8] | None:
@@ -119,7 +119,7 @@ class Record:
         if isinstance(verdicts, ChainCounts):
             verdicts = verdicts.of(self.step.names, forest)
         return Outcome(
-            now=output_at, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
+            output_at_s=output_at, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
             mode=execution_mode(step, self.largest_graph_tokens), batch=self.batch, draft_plan=plan,
             verify_purpose=self.verify_purpose, forest=forest,
             verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried,
@@ -161,4 +161,4 @@ def execution_mode(step: ScheduledStep, largest_graph_tokens: int | None) -> Exe
     if largest_graph_tokens is not None and int(step.tokens.sum()) > largest_graph_tokens:
         return ExecutionMode.BEYOND_GRAPH
     uniform = not step.prompt.any() and len(step.tokens) > 0 and bool((step.tokens == step.tokens[0]).all())
-    return ExecutionMode.UNIFORM if uniform else ExecutionMode.RAGGED
+    return ExecutionMode.UNIFORM if uniform else ExecutionMode.VARLEN

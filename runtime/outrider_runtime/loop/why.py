@@ -57,7 +57,7 @@ def decision_sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weigh
     """Describe a decision. names: the drafters, by number."""
     requests = "1 request" if len(batch) == 1 else f"{len(batch)} requests"
     if batch.arm is None:
-        sentence = f"{requests}: {_proposed(names, plan.passes, plan.asked)}{BECAUSE[plan.purpose]}"
+        sentence = f"{requests}: {_proposed(names, plan.passes, plan.drafter_order)}{BECAUSE[plan.purpose]}"
     else:
         sentence = f"{requests} ({arms_in_words(batch.arm)}): {_by_arm(names, batch.arm, plan)}"
     return sentence if weighed is None or not names else f"{sentence}; {_weighed(names, weighed)}"
@@ -66,7 +66,7 @@ def decision_sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weigh
 def _by_arm(names: Sequence[str], arms: Ints, plan: DraftPlan) -> str:
     """Describe the plan of each arm. arms: (N,), as `Batch.arm`."""
     parts = [
-        f"{ARM_NAMES[part.arm]}: {_proposed(names, part.passes, plan.asked[:, arms == part.arm])}"
+        f"{ARM_NAMES[part.arm]}: {_proposed(names, part.passes, plan.drafter_order[:, arms == part.arm])}"
         f"{BECAUSE[part.purpose]}"
         for part in plan.arms
     ]
@@ -74,7 +74,7 @@ def _by_arm(names: Sequence[str], arms: Ints, plan: DraftPlan) -> str:
 
 
 def _proposed(names: Sequence[str], passes: Ints, order: Ints) -> str:
-    """Describe the proposals. passes: (D,). order: (R, N), as `DraftPlan.asked`."""
+    """Describe the proposals. passes: (D,). order: (R, N), as `DraftPlan.drafter_order`."""
     parts = [
         f"k = {passes[number]} from {name} for {count}"
         for number, name in enumerate(names)

@@ -36,7 +36,7 @@ def fit_target(series: ShapeSeries) -> dict[ExecutionMode, FittedCost]:
         raise ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
     measurements = target_measurements(series.visits)
     fitted = fit_modes(measurements, series.held_out)
-    return fitted or {ExecutionMode.RAGGED: fit_cost(measurements, series.held_out)}
+    return fitted or {ExecutionMode.VARLEN: fit_cost(measurements, series.held_out)}
 
 
 def fit_drafter(series: ShapeSeries, drafter: settings.Drafter) -> FittedCost:

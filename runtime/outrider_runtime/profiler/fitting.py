@@ -19,7 +19,7 @@ MIN_SHAPES_FOR_LARGER_FORM = 8
 """Shapes that a form with more coefficients needs; with fewer it would fit the noise."""
 FOLDS = 3
 """Folds of the cross-validation."""
-SHARING_MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED)
+SHARING_MODES = (ExecutionMode.UNIFORM, ExecutionMode.VARLEN)
 """Execution modes whose costs may differ by a constant only: uniform and varlen steps."""
 
 
@@ -84,7 +84,7 @@ def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoin
         return fitted
     both = [m for mode in SHARING_MODES for m in by_mode[mode]]
     together = _fit_samples(
-        {m: dataclasses.replace(_sample(m), apart=m.mode == ExecutionMode.RAGGED) for m in both}, held_out
+        {m: dataclasses.replace(_sample(m), apart=m.mode == ExecutionMode.VARLEN) for m in both}, held_out
     )
     apart_error = fmean(error for mode in SHARING_MODES for error in apart[mode].seen_errors())
     if fmean(together.seen_errors()) >= apart_error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_CLASS
 from outrider_runtime.simulate.bounds import MOST_ARRIVALS, MOST_TOKENS
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
@@ -88,7 +88,7 @@ def traced(deployment: Deployment, options: LoadOptions, trace: Path, rate_per_s
     at_s, prompt, output = read_trace(trace)
     if rate_per_s is not None:
         at_s = at_s * ((len(at_s) - 1) / rate_per_s / at_s[-1])
-    no_class = np.full(len(at_s), NOBODY, np.int64)
+    no_class = np.full(len(at_s), NO_CLASS, np.int64)
     load = Workload(at_s, prompt, output, no_class, answers_of(deployment.recording, None, len(at_s), rng))
     return _with_classes(deployment, options, _that_fit(deployment, load), rng)
 

@@ -112,7 +112,7 @@ def draft(
         except Exception as error:  # a drafter that fails costs its proposals, never a request
             report.failures[number] = f"{type(error).__name__}: {error}"[:300]
     for row, request_step in enumerate(step.request_steps):
-        numbers = order.plan.asked[:, request_step.place].tolist()
+        numbers = order.plan.drafter_order[:, request_step.place].tolist()
         request_step.request.proposals = merged([trees[number][row] for number in numbers if number in trees])
     return report
 
@@ -130,7 +130,7 @@ def _run(
         report.catch_up_s[number] = clock.seconds(began, caught_up)
         began = caught_up
     is_requested = [
-        request_step.can_be_drafted and number in order.plan.asked[:, request_step.place]
+        request_step.can_be_drafted and number in order.plan.drafter_order[:, request_step.place]
         for request_step in step.request_steps
     ]
     task = DraftTask(number, is_requested, int(order.plan.passes[number]), int(order.plan.widths[number]))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.error_text import with_type
 from outrider_runtime.loop.confidences import UNKNOWN
 from outrider_runtime.loop.draft_caches import KVGap
@@ -113,7 +113,7 @@ class DraftingStep:
             seconds[drafter] = self._clock.seconds(*span)
         rows = 2 if self._made is None else len(self._made)
         columns = np.zeros((rows, len(self._columns)), dtype=np.int8)
-        columns[1], columns[2:] = NOBODY, UNKNOWN
+        columns[1], columns[2:] = NO_DRAFTER, UNKNOWN
         if self._made is not None:
             columns[:, self._rows] = self._made.numpy()
         confidence = columns[2:].T if rows > 2 else None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider_runtime.control.data.batch import NOBODY, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Ints
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.confidences import Calibration
 from outrider_runtime.loop.draft_caches import KVGap
@@ -57,7 +57,7 @@ class DraftOrder(NamedTuple):
     """(drafters,): draft length of each drafter. 0: only its first pass runs, which keeps its KV complete; `IDLE`: it
     does not run."""
     chosen: Numbers
-    """(requests,): the drafter whose proposal each request gets; `NOBODY`: none."""
+    """(requests,): the drafter whose proposal each request gets; `NO_DRAFTER`: none."""
     second: Numbers
     """(requests,): the drafter whose proposal the request gets if the first has none."""
     step: int = 0
@@ -74,7 +74,7 @@ class DraftOrder(NamedTuple):
 
 def idle_order(drafters: int, requests: int) -> DraftOrder:
     """Make an order in which no drafter runs, for a step that the loop does not know."""
-    chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)
+    chosen, second = np.full((2, requests), NO_DRAFTER, dtype=np.int8)
     return DraftOrder(0, np.full(drafters, IDLE, dtype=np.int8), chosen, second)
 
 
@@ -105,8 +105,8 @@ def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str],
 def draft_order(step: int, order: Order) -> DraftOrder:
     """Convert the loop's order to the worker's form."""
     plan = order.plan
-    ranks = np.full((2, plan.asked.shape[1]), NOBODY, dtype=np.int8)
-    ranks[: len(plan.asked)] = plan.asked[:2]
+    ranks = np.full((2, plan.drafter_order.shape[1]), NO_DRAFTER, dtype=np.int8)
+    ranks[: len(plan.drafter_order)] = plan.drafter_order[:2]
     passes = np.where(order.runs, plan.passes, IDLE).astype(np.int8)
     return DraftOrder(plan.draft_tokens, passes, ranks[0], ranks[1], step, order.gaps)
 

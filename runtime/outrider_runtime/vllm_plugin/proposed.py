@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNOWN, Calibration
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 
@@ -62,7 +62,7 @@ def assign_proposals(tokens: torch.Tensor, by_member: Mapping[int, Proposed], st
     tokens.fill_(FILLER)
     made = torch.zeros(2 + tokens.shape[1], tokens.shape[0], dtype=torch.int8, device=tokens.device)
     lengths, proposers, confidence = made[0], made[1], made[2:].T
-    proposers.fill_(NOBODY)
+    proposers.fill_(NO_DRAFTER)
     confidence.fill_(UNKNOWN)
     for drafter_of_request in (step.chosen, step.second):
         drafter_on_device = async_tensor_h2d(drafter_of_request, device=tokens.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import POOR_DRAFT, draft_model, eagle, lookup, sparse_self
@@ -75,7 +75,7 @@ def fed_then_short(step: int, _requests: list[str], order: DraftOrder) -> DraftO
     turn, tokens = step // 3, (0, MOST - 1, 1)[step % 3]
     member = turn % len(order.passes)
     order.passes[member] = tokens
-    order.chosen[:] = member if tokens else NOBODY
+    order.chosen[:] = member if tokens else NO_DRAFTER
     return order._replace(draft_tokens=tokens)
 
 

@@ -156,7 +156,7 @@ def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
     class Watched(pools.PerRequest):
         def plan_draft(self, batch):
             made = super().plan_draft(batch)
-            seen.extend(zip(batch.slo_class.tolist(), made.asked[0].tolist(), strict=True))
+            seen.extend(zip(batch.slo_class.tolist(), made.drafter_order[0].tolist(), strict=True))
             return made
 
     policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))

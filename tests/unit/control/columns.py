@@ -5,36 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_CLASS, Batch
 from outrider_runtime.control.data.forest import Forest, chains
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 
 def batch(requests: int, drafters: int = 1, **columns: Any) -> Batch:
-    """`requests` that decode, in the slots 0, 1, ..; `columns` replace what is given."""
+    """A batch of `requests` that decode, in the slots 0, 1, ..; `columns` replace the defaults."""
     ints = {name: np.zeros(requests, np.int64) for name in ("prompt", "prompt_left")}
     values: dict[str, Any] = ints | {
-        "slot": np.arange(requests), "slo_class": np.full(requests, NOBODY), "context": np.full(requests, 100),
+        "slot": np.arange(requests), "slo_class": np.full(requests, NO_CLASS), "context": np.full(requests, 100),
         "left": np.full(requests, 100), "emitted": np.full(requests, 10), "elapsed_s": np.full(requests, 0.1),
         "missing": np.ones((drafters, requests), np.int64),
-        "now": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
+        "now_s": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
     }  # fmt: skip
-    given = {
+    replaced = {
         name: np.asarray(value) if isinstance(value, list | np.ndarray) else value for name, value in columns.items()
     }
-    return Batch(**(values | given))
+    return Batch(**(values | replaced))
 
 
 def proposals(lengths: list[int], drafter: int = 0, drafters: int = 1, confidence: Any = None) -> Forest:
-    """A chain of so many nodes for each request, all by one drafter that all were asked for."""
+    """A chain of `lengths` nodes for each request, all proposed by one drafter."""
     passes = np.zeros(drafters, np.int64)
     passes[drafter] = max(lengths, default=0)
-    asked = np.full((1, len(lengths)), drafter)
+    order = np.full((1, len(lengths)), drafter)
     feed = np.zeros((drafters, len(lengths)), np.int64)
-    plan = DraftPlan(passes, np.ones_like(passes), asked, feed, Purpose.CHOICE)
-    return chains(np.array(lengths), np.full(len(lengths), drafter), plan, asked, confidence)
+    plan = DraftPlan(passes, np.ones_like(passes), order, feed, Purpose.CHOICE)
+    return chains(np.array(lengths), np.full(len(lengths), drafter), plan, order, confidence)
 
 
 def kept(forest: Forest, accepted_lengths: list[int]) -> np.ndarray:
-    """(M,): the first so many nodes of each request's chain."""
+    """(M,): the first `accepted_lengths` nodes of each request's chain."""
     return np.asarray(forest.depth <= np.array(accepted_lengths)[forest.request])

@@ -1,5 +1,5 @@
-"""A small engine on a virtual clock: what the closed loop's own tests run on. Chains only; known hazards; a world whose
-step times need not have the form of the controller's model.
+"""A small engine on a virtual clock, for the closed loop's own tests: chains only, known acceptance rates, and a world
+whose step times need not have the form of the controller's model.
 
 Tests change `world` and `load` while it runs.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_ARM, NO_CLASS, NO_DRAFTER, Batch
 from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed, trials
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
@@ -35,25 +35,26 @@ def linear(
 class World:
     target_s: Seconds
     pass_s: dict[int, Seconds]
-    """Of each drafter; a lookup's: the call."""
-    hazard: Callable[[Any, Any, Any], Any]
-    """(drafter, request number, depth from 0), arrays -> probability of acceptance."""
+    """Seconds of each drafter's pass, or of a lookup's call."""
+    acceptance: Callable[[Any, Any, Any], Any]
+    """(drafter, request number, depth from 0), arrays -> acceptance rate."""
     hit: Callable[[Any, Any], Any] = lambda _drafter, _number: 1.0
-    """(drafter, request number), arrays -> probability that it has proposals."""
+    """(drafter, request number), arrays -> hit rate."""
     hidden: float = 0.0
-    """Share of each step that no device reports."""
+    """Share of each step's time that no device reports."""
     noise: float = 0.03
-    ragged_s: float = 0.0
-    """By which a step is longer that holds prompts, or in which requests verify unequal lengths."""
+    """Standard deviation of the log of each measured time."""
+    varlen_s: float = 0.0
+    """Seconds that a varlen step takes beyond a uniform one."""
 
 
 @dataclass
 class Record:
-    """One step, as a test looks at it."""
+    """What tests read about one step."""
 
     requests: int
     passes: list[int]
-    asked: np.ndarray
+    drafter_order: np.ndarray
     verified: int
     tokens: int
     seconds: float
@@ -66,23 +67,23 @@ class Columns:
     """The engine's books, by slot."""
 
     number: np.ndarray = field(default_factory=lambda: np.full(SLOTS, -1))
-    slo_class: np.ndarray = field(default_factory=lambda: np.full(SLOTS, NOBODY))
+    slo_class: np.ndarray = field(default_factory=lambda: np.full(SLOTS, NO_CLASS))
     context: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     unread: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     left: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     emitted: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     first_at: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS))
     started_at: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS))
-    arm: np.ndarray = field(default_factory=lambda: np.full(SLOTS, NOBODY))
+    arm: np.ndarray = field(default_factory=lambda: np.full(SLOTS, NO_ARM))
 
 
 class Engine:
-    """`load` requests run at any time; a finished one is replaced in the next step. With `arrivals` (requests a second)
-    they come and go instead."""
+    """Serves `load` requests at any time: a finished one is replaced in the next step. With `arrivals` (requests per
+    second) they come and go instead."""
 
     def __init__(
         self, world: World, controller: Controller, *, load: int = 0, arrivals: float = 0.0, seed: int = 0,
-        prompt: int = 64, output: int = 96, chunk: int = 2048, classes: Callable[[int], int] = lambda _number: NOBODY,
+        prompt: int = 64, output: int = 96, chunk: int = 2048, classes: Callable[[int], int] = lambda _number: NO_CLASS,
         arms: ArmCounter | None = None,
     ) -> None:  # fmt: skip
         """arms: books of a draft canary; None: there is none."""
@@ -165,7 +166,7 @@ class Engine:
         self.now += step_s
         self._propose(batch, draft)
         tokens = self._commit(rows, prompt, lengths)
-        mode = ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED
+        mode = ExecutionMode.UNIFORM if even else ExecutionMode.VARLEN
         outcome = Outcome(
             self.now,
             step_s,
@@ -189,7 +190,7 @@ class Engine:
         self._end(rows)
         self.history.append(
             Record(
-                len(rows), draft.passes.tolist(), draft.asked, int(verified.sum()), tokens, step_s,
+                len(rows), draft.passes.tolist(), draft.drafter_order, int(verified.sum()), tokens, step_s,
                 int(draft.feed.sum()), draft.purpose,
             )
         )  # fmt: skip
@@ -197,27 +198,27 @@ class Engine:
     def _forest(self, batch: Batch) -> Forest:
         if self._proposed is None:
             return nothing_proposed(len(batch), len(self._drafters))
-        lengths, drafter, plan, asked = self._proposed
-        asked = asked[:, batch.slot].copy()
-        if not (lengths[batch.slot] > 0).any() and not (asked >= 0).any():
+        lengths, drafter, plan, order = self._proposed
+        order = order[:, batch.slot].copy()
+        if not (lengths[batch.slot] > 0).any() and not (order >= 0).any():
             return nothing_proposed(len(batch), len(self._drafters), plan.purpose)
-        return chains(np.minimum(lengths[batch.slot], batch.left - 1), drafter[batch.slot], plan, asked)
+        return chains(np.minimum(lengths[batch.slot], batch.left - 1), drafter[batch.slot], plan, order)
 
     def _placeholders(self, batch: Batch, forest: Forest) -> Forest:
-        """Places for whatever the drafters of each request may propose."""
-        lengths = np.where(forest.asked == NOBODY, 0, forest.lengths[forest.asked]).max(axis=0)
+        """Placeholders for all that the drafters of each request may propose."""
+        lengths = np.where(forest.drafter_order == NO_DRAFTER, 0, forest.lengths[forest.drafter_order]).max(axis=0)
         if self._proposed is None or not lengths.any():
             return forest
         lengths = np.minimum(lengths, batch.left - 1)
-        first = np.where(forest.asked[0] == NOBODY, forest.asked[-1], forest.asked[0])
-        places = chains(lengths, first, self._proposed[2], forest.asked)
+        first = np.where(forest.drafter_order[0] == NO_DRAFTER, forest.drafter_order[-1], forest.drafter_order[0])
+        places = chains(lengths, first, self._proposed[2], forest.drafter_order)
         places.placeholders = lengths > 0
         return places
 
     def _accept(self, batch: Batch, forest: Forest, nodes: np.ndarray) -> np.ndarray:
         """A chain is accepted up to its first node that is not, or that was not verified."""
         number = self._books.number[batch.slot[forest.request]]
-        chance = np.broadcast_to(self.world.hazard(forest.drafter, number, forest.depth - 1), len(forest))
+        chance = np.broadcast_to(self.world.acceptance(forest.drafter, number, forest.depth - 1), len(forest))
         missed = ~(nodes & (self._rng.random(len(forest)) < chance))
         first_miss = np.full(len(batch), 10**6)
         np.minimum.at(first_miss, forest.request[missed], forest.depth[missed])
@@ -230,7 +231,7 @@ class Engine:
         cached = float(batch.context.sum())
         decoding = int((batch.prompt == 0).sum())
         target_s = self.world.target_s(decoding + int(batch.prompt.sum()) + verified, cached)
-        target_s = noise[0] * (target_s + (0.0 if even else self.world.ragged_s))
+        target_s = noise[0] * (target_s + (0.0 if even else self.world.varlen_s))
         drafts_s = np.full(len(self._drafters), np.nan)
         for d, drafter in enumerate(self._drafters):
             passes, fed = int(draft.passes[d]), int(draft.feed[d].sum())
@@ -238,7 +239,7 @@ class Engine:
                 continue
             requests, read = decoding, cached
             if drafter.is_target:
-                asks = (draft.asked == d).any(axis=0)
+                asks = (draft.drafter_order == d).any(axis=0)
                 requests, read = int(asks.sum()), float(np.minimum(batch.context, drafter.kv_budget or 0)[asks].sum())
             drafts_s[d] = self.world.pass_s[d](max(fed, requests), read)
             if drafter.passes and passes > 1:
@@ -249,16 +250,16 @@ class Engine:
         return target_s, drafts_s, all_s / (1.0 - hidden)
 
     def _propose(self, batch: Batch, draft: DraftPlan) -> None:
-        lengths, drafter = np.zeros(SLOTS, np.int64), np.full(SLOTS, NOBODY)
-        asked = np.full((len(draft.asked), SLOTS), NOBODY)
-        asked[:, batch.slot] = draft.asked
+        lengths, drafter = np.zeros(SLOTS, np.int64), np.full(SLOTS, NO_DRAFTER)
+        order = np.full((len(draft.drafter_order), SLOTS), NO_DRAFTER)
+        order[:, batch.slot] = draft.drafter_order
         number = self._books.number[batch.slot]
-        for of_rank in draft.asked[::-1]:  # the first that has a proposal counts
-            found = (of_rank != NOBODY) & (batch.prompt_left == 0)
-            found &= self._rng.random(len(batch)) < self.world.hit(of_rank, number)
-            slots, by = batch.slot[found], of_rank[found]
+        for of_rank in draft.drafter_order[::-1]:  # the first that has a proposal counts
+            is_hit = (of_rank != NO_DRAFTER) & (batch.prompt_left == 0)
+            is_hit &= self._rng.random(len(batch)) < self.world.hit(of_rank, number)
+            slots, by = batch.slot[is_hit], of_rank[is_hit]
             lengths[slots], drafter[slots] = draft.passes[by], by
-        self._proposed = lengths, drafter, draft, asked
+        self._proposed = lengths, drafter, draft, order
 
     def _commit(self, rows: np.ndarray, prompt: np.ndarray, lengths: np.ndarray) -> int:
         books = self._books
@@ -307,9 +308,10 @@ class Engine:
         self.controller.release(ended)
 
 
-def profile(target: StepCost, drafters: dict[str, DrafterCost], ragged_s: float = 0.0) -> LatencyModel:
-    ragged = replace(target, constant_s=target.constant_s + ragged_s)
-    return LatencyModel(dict.fromkeys(ExecutionMode, ragged) | {ExecutionMode.UNIFORM: target}, drafters)
+def profile(target: StepCost, drafters: dict[str, DrafterCost], varlen_s: float = 0.0) -> LatencyModel:
+    """A profile in which a varlen step takes `varlen_s` more than a uniform one."""
+    varlen = replace(target, constant_s=target.constant_s + varlen_s)
+    return LatencyModel(dict.fromkeys(ExecutionMode, varlen) | {ExecutionMode.UNIFORM: target}, drafters)
 
 
 def controller(

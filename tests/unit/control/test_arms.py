@@ -14,7 +14,7 @@ from outrider_crds.runtime_state import ArmState
 from outrider_runtime.control.arms.arm_batches import to_verify
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, StepCost
-from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE
+from outrider_runtime.control.data.batch import CANDIDATE, NO_DRAFTER, STABLE
 from outrider_runtime.control.data.forest import ROOT, chains
 from outrider_runtime.control.data.plans import Purpose
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, Settings
@@ -85,7 +85,7 @@ def served(load: int, steps: int, of: World, **how: Any) -> tuple[Engine, ArmCou
 
 @pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_request_asks_the_drafters_of_its_arm_alone(mode: Mode, ahead: bool) -> None:
+def test_request_uses_only_the_drafters_of_its_arm(mode: Mode, ahead: bool) -> None:
     """The comparison is of pools: one proposal of the other pool would be in both sums."""
     loop, arms = canaried(mode=mode, scores_placeholders=ahead)
     allowed = np.array([[True, False, True], [False, True, True]])  # by arm and drafter
@@ -93,12 +93,12 @@ def test_request_asks_the_drafters_of_its_arm_alone(mode: Mode, ahead: bool) -> 
 
     def checked(batch: Any) -> Any:
         made = plan(batch)
-        order = made.asked
-        assert (allowed[batch.arm, order] | (order == NOBODY)).all()
+        order = made.drafter_order
+        assert (allowed[batch.arm, order] | (order == NO_DRAFTER)).all()
         reads = made.feed[[HEAD, NEW]] > 0
         assert not (reads[HEAD] & (batch.arm == CANDIDATE)).any()
         assert not (reads[NEW] & (batch.arm == STABLE)).any()
-        seen.update(order[order != NOBODY].tolist())
+        seen.update(order[order != NO_DRAFTER].tolist())
         return made
 
     seen = set[int]()
@@ -137,7 +137,10 @@ def engine_without(drafter: str, of: World, load: int, ahead: bool) -> Engine:
 def draft_steps(engine: Engine) -> dict[int, float]:
     """Drafter -> share of steps in which some request is proposed for by it."""
     records = engine.run(400)[100:]
-    return {drafter: float(np.mean([(record.asked == drafter).any() for record in records])) for drafter in (HEAD, NEW)}
+    return {
+        drafter: float(np.mean([(record.drafter_order == drafter).any() for record in records]))
+        for drafter in (HEAD, NEW)
+    }
 
 
 @pytest.mark.slow
@@ -192,14 +195,14 @@ def test_probes_are_of_both_arms_and_count_for_neither() -> None:
     assert loop.state().probes.probes >= 1
 
 
-def test_an_end_of_the_canary_gives_every_request_the_whole_pool() -> None:
+def test_end_of_the_canary_gives_requests_the_whole_pool() -> None:
     loop, arms = canaried()
     engine = Engine(world(head=0.3), loop, load=8, arms=arms)
     engine.run(200)
     loop.configure(HotSettings(max_draft_tokens=4))
     engine._arms = None
-    order = np.concatenate([record.asked.ravel() for record in engine.run(300)[100:]])
-    assert np.mean(order[order != NOBODY] == HEAD) < 0.05, "the better head serves all"
+    order = np.concatenate([record.drafter_order.ravel() for record in engine.run(300)[100:]])
+    assert np.mean(order[order != NO_DRAFTER] == HEAD) < 0.05, "the better head serves all"
 
 
 @given(
@@ -238,8 +241,8 @@ def test_order_to_a_device_has_tokens_for_each_arm(candidate_requests: int) -> N
     parts = list[tuple[int, ...]]()
     for _ in range(20):
         draft = loop.plan_draft(batch)
-        lengths = np.where(draft.asked[0] == NOBODY, 0, draft.passes[draft.asked[0]])
-        forest = chains(lengths, draft.asked[0], draft, draft.asked)
+        lengths = np.where(draft.drafter_order[0] == NO_DRAFTER, 0, draft.passes[draft.drafter_order[0]])
+        forest = chains(lengths, draft.drafter_order[0], draft, draft.drafter_order)
         forest.placeholders = np.ones(8, bool)
         order = loop.plan_verify(batch, forest).device
         assert order is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.data.forest import Forest, chains, trials
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
@@ -29,24 +29,26 @@ ABSURD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-300, 1e300]
 
 
 def proposed(plan: DraftPlan, confidence: float = math.nan) -> Forest:
-    """Chains as long as was ordered, by whichever drafter is first."""
-    order = plan.asked if len(plan.asked) > 1 else np.concatenate([plan.asked, np.full_like(plan.asked, NOBODY)])
-    first = np.where(order[0] == NOBODY, order[1], order[0])
-    lengths = np.where(first == NOBODY, 0, plan.passes[first])
+    """Chains of the planned lengths, by the first drafter of each request."""
+    order = plan.drafter_order
+    if len(order) == 1:
+        order = np.concatenate([order, np.full_like(order, NO_DRAFTER)])
+    first = np.where(order[0] == NO_DRAFTER, order[1], order[0])
+    lengths = np.where(first == NO_DRAFTER, 0, plan.passes[first])
     return chains(lengths, first, plan, order, np.full(int(lengths.sum()), confidence))
 
 
 def serve(loop: Controller, running: Batch, steps: int = 40, confidence: float = math.nan, **outcome: Any) -> DraftPlan:
-    """Steps in which everything is accepted; `outcome` replaces what is reported of each."""
+    """Run steps in which everything is accepted; `outcome` replaces fields of each step's report."""
     plan = loop.plan_draft(running)
     for step in range(steps):
-        current = dataclasses.replace(running, now=outcome.get("now", step * 0.02))
+        current = dataclasses.replace(running, now_s=outcome.get("output_at_s", step * 0.02))
         forest = proposed(plan, confidence)
         verify = loop.plan_verify(current, forest)
         plan = loop.plan_draft(current)
         reported: dict[str, Any] = {
-            "now": current.now, "step_s": 0.012, "target_s": 0.011,
-            "draft_s": np.full(len(loop.settings.drafters), 1e-4), "mode": ExecutionMode.RAGGED,
+            "output_at_s": current.now_s, "step_s": 0.012, "target_s": 0.011,
+            "draft_s": np.full(len(loop.settings.drafters), 1e-4), "mode": ExecutionMode.VARLEN,
             "tokens": len(current) + int(verify.lengths.sum()), "batch": current,
             "draft_plan": plan, "verify_purpose": verify.purpose, "forest": forest, "verified": verify.nodes,
             "accepted": verify.nodes, "tried": trials(forest, verify.nodes, verify.nodes),
@@ -56,12 +58,20 @@ def serve(loop: Controller, running: Batch, steps: int = 40, confidence: float =
 
 
 def assert_finite(loop) -> None:
-    """Everything that a decision reads."""
+    """Assert that everything which a decision reads is finite."""
     evidence, state = loop._evidence, loop.state(1.0)
     known = evidence.acceptance._known
-    for values in (known.hazards, known.groups, known.tried, known.asked, known.offered, known.ranks, known.places):
+    for values in (
+        known.acceptance_rates,
+        known.groups,
+        known.tried,
+        known.scheduled,
+        known.proposed,
+        known.ranks,
+        known.places,
+    ):
         assert np.isfinite(values).all()
-    assert ((known.hazards > 0) & (known.hazards < 1)).all()
+    assert ((known.acceptance_rates > 0) & (known.acceptance_rates < 1)).all()
     assert np.isfinite(evidence.latency.costs.target).all()
     assert np.isfinite(evidence.latency.costs.drafts).all()
     assert math.isfinite(evidence.goodput.ratio)
@@ -73,7 +83,7 @@ def assert_finite(loop) -> None:
 
 
 @pytest.mark.parametrize("value", ABSURD)
-@pytest.mark.parametrize("field", ["now", "step_s", "target_s", "draft_s"])
+@pytest.mark.parametrize("field", ["output_at_s", "step_s", "target_s", "draft_s"])
 def test_times_of_any_value_leave_every_estimate_finite(field, value):
     loop = controller(POOL, profile(TARGET, COSTS))
     reported: dict[str, Any] = {field: np.full(3, value) if field == "draft_s" else value}
@@ -125,11 +135,11 @@ def test_request_of_100_000_tokens_is_served_with_others():
 def test_clock_that_jumps_back_and_far_ahead_forgets_at_most_what_was_learned():
     loop = controller(POOL, profile(TARGET, COSTS))
     for moment in (5.0, 1e12, 0.0, -1e12, 7.0):
-        serve(loop, batch(4, 3), now=moment)
+        serve(loop, batch(4, 3), output_at_s=moment)
         assert_finite(loop)
 
 
-def test_class_that_a_new_config_removed_is_taken_for_none():
+def test_class_that_a_new_config_removed_counts_as_none():
     """Bug: a request kept its class's old number, and the TPOT was read past the end of the table."""
     two = HotSettings(slo_classes=(SLOClass("a", 1.0), SLOClass("b", 1.0), SLOClass("c", 0.001)))
     loop = controller((EAGLE,), profile(TARGET, COSTS), hot=two)
@@ -140,7 +150,7 @@ def test_class_that_a_new_config_removed_is_taken_for_none():
     assert_finite(loop)
 
 
-def test_drafter_that_takes_over_a_second_a_call_is_corrected():
+def test_drafter_that_takes_over_a_second_per_call_is_corrected():
     """Bug: times over a second were absurd, then believed as at most 2.5 of the prediction: a lookup whose call takes
     1.5 s in place of 0.1 ms went on for as long as it was served."""
     slow = World(linear(0.010, 4e-5), {0: linear(1.5, 0.0)}, lambda _drafter, _number, _depth: 0.9)

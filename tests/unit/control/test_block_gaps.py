@@ -38,7 +38,7 @@ def controller(*pool: Drafter, **hot: Any) -> Controller:
         rng=np.random.default_rng(0),
     )  # fmt: skip
     known = loop._evidence.acceptance._known
-    known.met[:] = True
+    known.has_history[:] = True
     known.tried[:, :, trials.ANY] = 100
     for number, member in enumerate(pool):
         known.accepted[number, :, trials.ANY] = 95 if member.is_block else 90
@@ -65,7 +65,7 @@ def test_draft_model_catches_up_where_a_block_drafter_cannot() -> None:
     assert (fed[1] == 300).all()
 
 
-def test_block_gap_asks_for_no_second_look() -> None:
+def test_block_gap_causes_no_second_search() -> None:
     """Bug: one gap, which lasts as long as its request, tripled what a decision costs at every step."""
     missing = np.ones((1, REQUESTS), np.int64)
     missing[0, 0] = GAP_TOKENS
@@ -75,7 +75,7 @@ def test_block_gap_asks_for_no_second_look() -> None:
     assert not closing.any()
 
 
-def test_trial_spares_a_block_drafter_its_gaps() -> None:
+def test_trial_leaves_out_requests_with_block_gaps() -> None:
     """Bug: in a trial a block drafter proposed junk over gaps, and the loop learned from that."""
     missing = np.ones((2, REQUESTS), np.int64)
     missing[1, : REQUESTS - 1] = GAP_TOKENS

@@ -1,4 +1,4 @@
-"""Machine code on disk: an image brings it along, and it is always that of these sources."""
+"""Machine code on disk: an image brings it along, and it always belongs to the present sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask():
 TYPES = "from typing import NamedTuple\n\nclass Point(NamedTuple):\n    x: int\n    y: int\n"
 
 
-def test_a_cache_whose_types_have_moved_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_with_moved_types_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: with numba's cache on a volume, the release after a module was renamed raised ModuleNotFoundError."""
     monkeypatch.syspath_prepend(tmp_path)
     for types in ("types_of_yesterday", "types_of_today"):
@@ -90,7 +90,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[subprocess.Popen[str]]:
-    """Processes that have numba and nothing compiled: loading it takes a second, and there are twenty."""
+    """A parent of processes that have loaded numba, which takes a second for each of the twenty, and compiled nothing."""
     command = [sys.executable, "-W", "error", "-c", FORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -98,12 +98,12 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def ask(tmp_path: Path, forks: subprocess.Popen[str]) -> Callable[..., str]:
-    """What a fresh process answers, and how many functions it found on disk."""
+    """Run a fresh process: its answer, and how many functions it loaded from disk."""
     folder = tmp_path / "outrider_runtime"
     folder.mkdir()
     (folder / "caller.py").write_text(CALLER)
 
-    def asked(factor: int, **environment: str) -> str:
+    def answer(factor: int, **environment: str) -> str:
         (folder / "callee.py").write_text(CALLEE.format(factor))
         assert forks.stdin
         assert forks.stdout
@@ -111,18 +111,16 @@ def ask(tmp_path: Path, forks: subprocess.Popen[str]) -> Callable[..., str]:
         forks.stdin.flush()
         return forks.stdout.readline().strip()
 
-    return asked
+    return answer
 
 
 @pytest.mark.slow
-def test_a_change_in_a_function_that_is_compiled_into_another_is_seen(ask: Callable[..., str]) -> None:
+def test_change_in_an_inlined_function_is_noticed(ask: Callable[..., str]) -> None:
     assert [ask(2), ask(2), ask(5)] == ["6 0", "6 1", "15 0"]
 
 
 @pytest.mark.slow
-def test_what_an_image_ships_is_used_beside_a_volume_for_what_is_missing(
-    ask: Callable[..., str], tmp_path: Path
-) -> None:
+def test_code_of_an_image_is_used_with_a_volume_for_the_rest(ask: Callable[..., str], tmp_path: Path) -> None:
     """A pod's root is read-only and its cache empty: it would compile for minutes."""
     ask(2)
     volume = tmp_path / "volume"
@@ -133,9 +131,9 @@ def test_what_an_image_ships_is_used_beside_a_volume_for_what_is_missing(
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_compiled_anew(ask: Callable[..., str], tmp_path: Path) -> None:
-    """Bug: an empty file, as a node leaves that loses power, ended every start until somebody deleted it. Zeros among
-    machine code end the process, or make it count wrong."""
+def test_damaged_file_is_compiled_again(ask: Callable[..., str], tmp_path: Path) -> None:
+    """Bug: an empty file, as a node that loses power leaves, made every start fail until it was deleted by hand. Zeros
+    within machine code crash the process, or make it compute wrong numbers."""
     ask(2)
     damages: tuple[Callable[[bytes], bytes], ...] = (
         lambda _code: b"", lambda code: code[: len(code) // 2],
@@ -147,9 +145,7 @@ def test_a_damaged_file_is_compiled_anew(ask: Callable[..., str], tmp_path: Path
         assert [ask(2), ask(2)] == ["6 0", "6 1"]
 
 
-def test_types_and_functions_of_one_name_have_code_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_types_and_functions_of_one_name_have_separate_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: another module's tuple of the same name, with its fields in another order, found the code of the first."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "one_way.py").write_text(TYPES)
@@ -166,7 +162,7 @@ def test_types_and_functions_of_one_name_have_code_of_their_own(
 
 
 @pytest.mark.slow
-def test_code_of_sources_that_are_gone_is_deleted(ask: Callable[..., str], tmp_path: Path) -> None:
+def test_code_of_old_sources_is_deleted(ask: Callable[..., str], tmp_path: Path) -> None:
     """A volume would fill up, release after release."""
     ask(2)
     before = {file.name for file in tmp_path.rglob("*.nbc")}
@@ -183,8 +179,8 @@ def test_code_that_cannot_be_written_is_compiled_by_each_process(ask: Callable[.
     assert [ask(2, NUMBA_CACHE_DIR=str(tmp_path / "full")) for _ in range(2)] == ["6 0", "6 0"]
 
 
-def test_a_function_that_closes_over_values_is_refused() -> None:
-    """Its file would not tell its code from that over other values."""
+def test_function_that_closes_over_values_is_refused() -> None:
+    """Its file could not be distinguished from that of the same function over other values."""
     factor = len(CODE)
     with pytest.raises(ValueError, match="closes over values"):
         compiled(lambda value: value * factor)

@@ -48,7 +48,7 @@ def learn(loop: Controller, hits: list[int], accepted: list[int], times: int = 4
     for step in range(times):
         loop.observe(
             Outcome(
-                0.01 * step, math.nan, math.nan, np.full(1, math.nan), ExecutionMode.RAGGED, len(hits), batch, plan,
+                0.01 * step, math.nan, math.nan, np.full(1, math.nan), ExecutionMode.VARLEN, len(hits), batch, plan,
                 Purpose.CHOICE, proposed, verified, kept, tried,
             )
         )  # fmt: skip
@@ -61,7 +61,7 @@ def ordered(loop: Controller, lengths: list[int], *, placeholders: bool = True, 
     return plan, plan.device
 
 
-def test_as_many_are_verified_as_are_expected_to_be_real() -> None:
+def test_order_has_the_expected_number_of_real_proposals() -> None:
     """Bug: where the host did not know whether a lookup had found anything, it took every placeholder for a proposal.
     A quarter of the lookups find three tokens: of eight requests with three places each, six are real, not 24."""
     loop = controller()
@@ -72,21 +72,21 @@ def test_as_many_are_verified_as_are_expected_to_be_real() -> None:
     assert device.caps.tolist() == [3] * REQUESTS
 
 
-def test_proposals_that_are_known_are_counted_as_they_are() -> None:
+def test_known_proposals_are_all_ordered() -> None:
     loop = controller()
     learn(loop, [3, 0, 0, 0] * 2, [3, 0, 0, 0] * 2)
     plan, device = ordered(loop, [3, 2, 0, 0], placeholders=False)
     assert device.tokens == plan.lengths.sum() == 5
 
 
-def test_a_request_whose_tokens_are_accepted_weighs_more_than_the_others() -> None:
+def test_request_with_higher_acceptance_weighs_more() -> None:
     loop = controller()
     learn(loop, [3] * REQUESTS, [3] * 4 + [0] * 4)
     _, device = ordered(loop, [3] * REQUESTS)
     assert device.weights[:4].min() > 1.0 > device.weights[4:].max()
 
 
-def test_no_more_places_are_reserved_than_the_step_holds() -> None:
+def test_caps_fit_into_the_step() -> None:
     """A cap is a place in the token budget and in the KV cache, whether it is used or not."""
     loop = controller()
     learn(loop, [3] * REQUESTS, [3] * REQUESTS)
@@ -96,7 +96,7 @@ def test_no_more_places_are_reserved_than_the_step_holds() -> None:
     assert device.tokens <= device.caps.sum()
 
 
-def test_what_a_tight_class_needs_is_forced() -> None:
+def test_tokens_that_a_tight_class_needs_are_forced() -> None:
     loop = controller(classes=CLASSES)
     learn(loop, [3] * 2, [3] * 2)
     late = columns.batch(2, slo_class=[0, -1], elapsed_s=[0.095, 0.1], emitted=[10, 10])
@@ -106,7 +106,7 @@ def test_what_a_tight_class_needs_is_forced() -> None:
     assert device.tokens >= device.forced.sum()
 
 
-def test_what_is_fixed_is_verified_as_far_as_it_is_real() -> None:
+def test_fixed_plan_verifies_every_real_proposal() -> None:
     """Goodput has no say over a pin or mode Static, so nothing is left out by what is expected."""
     loop = controller()
     learn(loop, [3, 0, 0, 0], [3, 0, 0, 0])
@@ -117,6 +117,6 @@ def test_what_is_fixed_is_verified_as_far_as_it_is_real() -> None:
     assert device.tokens == 12
 
 
-def test_an_engine_whose_lengths_are_final_gets_no_order() -> None:
+def test_engine_with_final_lengths_gets_no_order() -> None:
     loop = controller(device_ranks=False)
     assert loop.plan_verify(columns.batch(2), forest([3, 3], placeholders=True)).device is None

@@ -1,4 +1,4 @@
-"""Which drafters run and who asks whom: against every choice there is."""
+"""Which drafters run, and which request uses which: compared with every possible choice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.acceptance.trees import Beams, beams
 from outrider_runtime.control.cost.model import DrafterCost, StepCost
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.selection.candidates import one_drafter_moves, variants
 from outrider_runtime.control.selection.drafters import choose
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.control.slo import Need, nobody_behind
+from outrider_runtime.control.slo import Need, none_behind
 from outrider_runtime.control.value import Price
 
 from tests.unit.control.columns import batch
@@ -36,8 +36,8 @@ def requests_last(columns):
 
 
 def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.1, more=0.1, reads=0.0, **changes):
-    """A pool whose step takes a second, and `token` for each proposal: four times as much beyond `knee`. paths:
-    (D, N, K); offers: (D, K)."""
+    """A pool whose step takes a second, and `token` seconds for each proposal, four times as much above `knee`. paths:
+    (D, N, K). offers: (D, K)."""
     paths = requests_last(np.array(paths, dtype=float))
     drafters, depths, requests = paths.shape
     count = np.arange(requests * depths + 1)
@@ -48,7 +48,7 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
         "passes": np.array(passes), "stands_in": np.array(passes),
         "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0)[:, None],
         "token_s": np.where(passes, reads, 0.0), "price": price, "longest": depths,
-        "budget": requests * depths, "need": nobody_behind(requests), "beams": chains_only(drafters, depths),
+        "budget": requests * depths, "need": none_behind(requests), "beams": chains_only(drafters, depths),
     }  # fmt: skip
     return Pool(**(made | changes))
 
@@ -57,9 +57,9 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
 def pools(draw, *, models, lookups, blocks=0, knee=False):
     """Up to two requests, with chains of each drafter."""
     requests, drafters = draw(st.integers(1, 2)), models + blocks + lookups
-    hazard = st.sampled_from([0.05, 0.3, 0.6, 0.9])
-    hazards = np.array(draw(st.lists(hazard, min_size=drafters * requests, max_size=drafters * requests)))
-    paths = hazards.reshape(drafters, requests, 1) ** np.arange(1, DEPTHS + 1)
+    rate = st.sampled_from([0.05, 0.3, 0.6, 0.9])
+    rates = np.array(draw(st.lists(rate, min_size=drafters * requests, max_size=drafters * requests)))
+    paths = rates.reshape(drafters, requests, 1) ** np.arange(1, DEPTHS + 1)
     offers = np.ones((drafters, DEPTHS))
     offers[models + blocks :] = draw(st.sampled_from([0.1, 0.5, 1.0]))
     return pool(
@@ -70,58 +70,61 @@ def pools(draw, *, models, lookups, blocks=0, knee=False):
     )  # fmt: skip
 
 
-def every_choice(one: Pool):
-    """The worth of every way to run, ask and verify: passes of each drafter, whom each request asks first and next, and
-    how many of whose proposals are scored."""
-    drafters, _, requests = one.paths.shape
+def every_choice(options: Pool):
+    """Worth of every choice of passes, of the drafters that each request uses first and next, and of how many of their
+    proposals are scored."""
+    drafters, _, requests = options.paths.shape
     for passes in itertools.product(range(DEPTHS + 1), repeat=drafters):
         running = [d for d in range(drafters) if passes[d]]
-        if any(not one.passes[d] and passes[d] not in (0, DEPTHS) for d in range(drafters)):
+        if any(not options.passes[d] and passes[d] not in (0, DEPTHS) for d in range(drafters)):
             continue
         orders: list[tuple[tuple[int, int], ...]] = [()]
         for d in running:
             for verified in range(1, passes[d] + 1):
                 orders.append(((d, verified),))
-                if not one.stands_in[d]:
+                if not options.stands_in[d]:
                     orders += [
-                        ((d, verified), (m, n)) for m in running if one.stands_in[m] for n in range(1, passes[m] + 1)
+                        ((d, verified), (m, n))
+                        for m in running
+                        if options.stands_in[m]
+                        for n in range(1, passes[m] + 1)
                     ]
         for plan in itertools.product(orders, repeat=requests):
-            yield worth_of(one, passes, plan)
+            yield worth_of(options, passes, plan)
 
 
-def worth_of(one: Pool, passes, plan) -> float:
+def worth_of(options: Pool, passes, plan) -> float:
     gain, tokens, none = 0.0, 0.0, 1.0
     for i, order in enumerate(plan):
         reach = 1.0
         for d, verified in order:
-            gain += reach * float(one.offers[d, :verified] @ one.paths[d, :verified, i])
-            tokens += reach * float(one.offers[d, :verified].sum())
-            reach *= 1.0 - float(one.offers[d, 0])
+            gain += reach * float(options.offers[d, :verified] @ options.paths[d, :verified, i])
+            tokens += reach * float(options.offers[d, :verified].sum())
+            reach *= 1.0 - float(options.offers[d, 0])
         none *= reach
-    drafts_s = sum(one.first_s[d] + (p - 1) * one.pass_s[d, 0] for d, p in enumerate(passes) if p)
-    if one.asking_s.size:
-        drafts_s += sum(passes[d] * one.asking_s[d, i] for i, order in enumerate(plan) for d, _ in order)
-    reads_s = sum(one.token_s[d] for d, p in enumerate(passes) if p) * tokens
-    seconds, price = one.price.varlen_s, one.price
+    drafts_s = sum(options.first_s[d] + (p - 1) * options.pass_s[d, 0] for d, p in enumerate(passes) if p)
+    if options.asking_s.size:
+        drafts_s += sum(passes[d] * options.asking_s[d, i] for i, order in enumerate(plan) for d, _ in order)
+    reads_s = sum(options.token_s[d] for d, p in enumerate(passes) if p) * tokens
+    seconds, price = options.price.varlen_s, options.price
     if tokens == 0.0:
         return float(-price.rate * (seconds[0] + drafts_s))
-    held = max(1.0, tokens / (1 - none))
-    target_s = none * seconds[0] + (1 - none) * np.interp(held, np.arange(len(seconds)), seconds)
+    if_any = max(1.0, tokens / (1 - none))
+    target_s = none * seconds[0] + (1 - none) * np.interp(if_any, np.arange(len(seconds)), seconds)
     return float(gain - price.rate * (target_s + drafts_s + reads_s))
 
 
 @given(pools(models=1, lookups=1))
 @settings(max_examples=25, deadline=None)
-def test_a_model_beside_a_lookup_is_used_as_well_as_it_can_be(one):
-    """A token costs the same however many there are: no other choice is worth more."""
-    best = max(every_choice(one))
-    assert math.isclose(choose(one).value, best, rel_tol=1e-9, abs_tol=0.02), (choose(one), best)
+def test_model_with_a_lookup_is_used_optimally(options):
+    """Every token costs the same, and no other choice is worth more."""
+    best = max(every_choice(options))
+    assert math.isclose(choose(options).value, best, rel_tol=1e-9, abs_tol=0.02), (choose(options), best)
 
 
 def every_placeholder_choice(options: Pool):
-    """Worth of every way to run a model (0) and a lookup (1), to order them, and to score a number of places of each
-    request, where each place costs a token."""
+    """Worth of every choice of passes of a model (0) and a lookup (1), of their order, and of the number of
+    placeholders of each request, each of which costs a token."""
     requests, hit = options.paths.shape[2], options.offers
     for passes in itertools.product(range(DEPTHS + 1), (0, DEPTHS)):
         running = [d for d in (0, 1) if passes[d]]
@@ -143,15 +146,16 @@ def every_placeholder_choice(options: Pool):
 
 @given(pools(models=1, lookups=1))
 @settings(max_examples=50, deadline=None)
-def test_placeholders_are_used_as_well_as_they_can_be(options):
-    """A place costs a token whether the lookup finds anything or not, and the model shares it."""
+def test_placeholders_are_used_optimally(options):
+    """A placeholder costs a token whether the lookup finds anything or not, and lookup and model share it."""
     choice = choose(options._replace(scores_placeholders=True))
     assert choice.value == pytest.approx(max(every_placeholder_choice(options)), abs=1e-9)
 
 
-def test_a_lookup_that_seldom_finds_anything_gets_no_placeholders():
-    """Bug: in asynchronous scheduling every place is scored, and a lookup was charged for its hits alone: goodput fell
-    to 0.94 of plain decoding's. A hit is worth 0.8 tokens and costs 0.2; one place in ten holds one."""
+def test_lookup_with_a_low_hit_rate_gets_no_placeholders():
+    """Bug: with asynchronous scheduling every placeholder is scored, but a lookup was charged for its hits alone:
+    goodput / plain goodput fell to 0.94. Here a hit is worth 0.8 tokens and a placeholder costs 0.2; one in ten is a
+    hit."""
     paths, offers = np.array([[[0.8, 0.6, 0.4]] * 4]), np.array([[0.1] * 3])
     options = pool(paths, [False], offers=offers, token=0.2, first=0.01)
     assert choose(options).passes.any()
@@ -160,19 +164,19 @@ def test_a_lookup_that_seldom_finds_anything_gets_no_placeholders():
 
 @given(pools(models=2, lookups=0))
 @settings(max_examples=25, deadline=None)
-def test_two_models_are_used_as_well_as_they_can_be(one):
-    assert choose(one).value >= max(every_choice(one)) - 0.02
+def test_two_models_are_used_optimally(options):
+    assert choose(options).value >= max(every_choice(options)) - 0.02
 
 
 @given(st.one_of(pools(models=0, blocks=1, lookups=1), pools(models=1, blocks=1, lookups=0)))
 @settings(max_examples=50, deadline=None)
-def test_block_drafter_is_used_as_well_as_it_can_be(options):
-    """Bug: a block drafter ranked as a lookup, so it never stood in where a lookup found nothing."""
+def test_block_drafter_is_used_optimally(options):
+    """Bug: a block drafter was treated as a lookup, so it never served requests that a lookup missed."""
     assert choose(options).value >= max(every_choice(options)) - 0.02
 
 
-def test_block_drafter_stands_in_behind_a_lookup():
-    """Bug: it ran in place of the lookup or not at all, as a second lookup does."""
+def test_block_drafter_serves_what_a_lookup_misses():
+    """Bug: it ran instead of the lookup or not at all, like a second lookup."""
     paths, offers = np.array([[[0.9, 0.8, 0.7]] * 4, [[0.7, 0.5, 0.4]] * 4]), np.array([[0.3] * 3, [1.0] * 3])
     options = pool(paths, [False, False], offers=offers, stands_in=np.array([False, True]), token=0.01, first=0.01)
     for scheduling in (options, options._replace(scores_placeholders=True)):
@@ -190,34 +194,34 @@ def test_block_drafter_fills_a_uniform_step_in_part():
 
 @given(pools(models=1, lookups=0, knee=True))
 @settings(max_examples=25, deadline=None)
-def test_a_knee_in_reach_costs_less_than_a_token(one):
-    """Prefixes are looked at for one price only, so at a knee the plan asks for too much or too little: that loses less
-    than 0.7 tokens a step, and nothing is said to be worth more than it is. What is then scored is ranked exactly."""
-    found, best = choose(one), max(every_choice(one))
-    assert best - 0.7 < found.value <= best + 1e-9
+def test_search_near_a_knee_loses_less_than_a_token(options):
+    """The search considers one price of a token only, so near a knee it drafts too much or too little. That loses less
+    than 0.7 tokens per step, and no choice's worth is overstated. Which proposals are then scored is chosen exactly."""
+    choice, best = choose(options), max(every_choice(options))
+    assert best - 0.7 < choice.value <= best + 1e-9
 
 
 @given(pools(models=1, lookups=1))
 @settings(max_examples=25, deadline=None)
-def test_k_0_is_always_there_and_wins_a_tie(one):
-    """Where nothing is gained nobody is asked."""
-    choice = choose(one)
+def test_k_0_is_always_an_option_and_wins_ties(options):
+    """If nothing is gained, no drafter runs."""
+    choice = choose(options)
     assert choice.value >= choice.plain_value
     if choice.gain == 0.0:
         assert not choice.passes.any()
-        assert (choice.drafter_order == NOBODY).all()
+        assert (choice.drafter_order == NO_DRAFTER).all()
 
 
 @given(pools(models=3, lookups=0))
 @settings(max_examples=25, deadline=None)
-def test_three_models_lose_little_to_the_best_of_all_choices(options):
+def test_three_models_are_used_nearly_optimally(options):
     """The search moves one drafter at a time."""
     assert choose(options).value >= max(every_choice(options)) - 0.05
 
 
 def test_search_looks_at_few_plans_of_a_large_pool():
-    """Bug: every set of drafters was weighed at every length, 2,550 plans for eight models, and one decision took
-    15 ms at 512 requests."""
+    """Bug: every set of drafters was weighed at every length: 2,550 plans for eight models, and one decision took 15 ms
+    at 512 requests."""
     models, longest = 8, 5
     pool_variants = variants(np.ones(models, bool), np.ones(models, bool), np.ones(models, np.int64))
     for weigh_uniform in (False, True):
@@ -226,109 +230,108 @@ def test_search_looks_at_few_plans_of_a_large_pool():
         assert len(np.unique(np.column_stack([moves.rows, moves.uniform]), axis=0)) == len(moves.rows)
 
 
-def test_each_request_asks_whoever_suits_it_best():
-    """Two models with equal costs: one knows code, the other chat. Both run, each for its own."""
+def test_request_uses_the_model_that_suits_it_best():
+    """Two models of equal cost: one knows code, the other chat. Both run, each for its own requests."""
     paths = np.array([[[0.9, 0.8, 0.7]] * 4 + [[0.1, 0.0, 0.0]] * 4, [[0.1, 0.0, 0.0]] * 4 + [[0.9, 0.8, 0.7]] * 4])
     choice = choose(pool(paths, [True, True], token=0.01))
     assert choice.drafter_order[0].tolist() == [0] * 4 + [1] * 4
     assert (choice.passes == 3).all()
 
 
-def test_a_second_model_that_adds_less_than_it_costs_does_not_run():
+def test_second_model_that_does_not_pay_does_not_run():
     paths = np.array([[[0.8, 0.6, 0.5]] * 2, [[0.82, 0.6, 0.5]] * 2])
     choice = choose(pool(paths, [True, True], token=0.01))
     assert (choice.passes > 0).sum() == 1
 
 
-def test_where_a_lookup_finds_nothing_the_model_stands_in():
-    """The model runs for the others anyway: both are entries in one ranking."""
+def test_model_serves_requests_that_a_lookup_misses():
+    """The model runs for other requests anyway, so a request has the lookup first and the model second."""
     paths = np.array([[[0.6, 0.4, 0.2]] * 4, [[0.95, 0.9, 0.85]] * 4])
     offers = np.array([[1.0] * 3, [0.3] * 3])
     choice = choose(pool(paths, [True, False], offers=offers, token=0.01, first=0.02))
     assert choice.drafter_order.tolist() == [[1] * 4, [0] * 4]
 
 
-def in_pieces(one: Pool) -> Pool:
-    """Steps of unequal lengths take nine seconds, those of equal lengths what they took before."""
-    seconds, price = one.price.varlen_s, one.price
-    dear_s = np.where(np.arange(len(seconds)) > 0, 9.0, seconds)
-    return one._replace(price=price._replace(varlen_s=dear_s, uniform_s=seconds))
+def with_expensive_varlen_steps(options: Pool) -> Pool:
+    """The pool with varlen steps of nine seconds; uniform steps take what they took before."""
+    seconds, price = options.price.varlen_s, options.price
+    varlen_s = np.where(np.arange(len(seconds)) > 0, 9.0, seconds)
+    return options._replace(price=price._replace(varlen_s=varlen_s, uniform_s=seconds))
 
 
-def test_where_steps_of_equal_lengths_are_cheap_all_are_proposed_as_many():
-    """With ragged steps alone nothing pays: they run in pieces, even ones as a graph."""
-    cheap = in_pieces(pool(np.array([[[0.8, 0.6, 0.4]] * 4]), [True], token=0.05))
-    dear = cheap.price._replace(uniform_s=cheap.price.varlen_s)
-    assert not choose(cheap._replace(price=dear)).passes.any()
+def test_cheap_uniform_steps_give_all_requests_one_length():
+    """Uniform steps run as one graph and are cheap. If all steps cost what varlen ones do, nothing pays."""
+    cheap = with_expensive_varlen_steps(pool(np.array([[[0.8, 0.6, 0.4]] * 4]), [True], token=0.05))
+    expensive = cheap.price._replace(uniform_s=cheap.price.varlen_s)
+    assert not choose(cheap._replace(price=expensive)).passes.any()
     choice = choose(cheap)
     assert choice.passes.tolist() == [3]
     assert choice.drafter_order[0].tolist() == [0] * 4
 
 
-def test_a_request_that_no_token_pays_for_is_proposed_as_many_as_the_others_where_that_keeps_the_step_even():
+def test_request_that_hardly_accepts_keeps_the_step_uniform():
     """Bug: one request in four that hardly accepts switched speculation off for all."""
     paths = np.array([[[0.8, 0.6, 0.4]] * 3 + [[0.04, 0.002, 0.0001]]])
-    choice = choose(in_pieces(pool(paths, [True], token=0.05)))
+    choice = choose(with_expensive_varlen_steps(pool(paths, [True], token=0.05)))
     assert choice.passes.tolist() == [3]
     assert choice.drafter_order[0].tolist() == [0] * 4
     paths[0, 3] = 0.0  # the drafter cannot serve it
-    assert not choose(in_pieces(pool(paths, [True], token=0.05))).passes.any()
+    assert not choose(with_expensive_varlen_steps(pool(paths, [True], token=0.05))).passes.any()
 
 
-def test_no_step_is_even_in_which_a_request_has_no_token_left_for_proposals():
-    """It decodes beside the others, and nothing may be proposed for it."""
+def test_request_without_tokens_left_prevents_a_uniform_step():
+    """It decodes together with the others, and nothing may be proposed for it."""
     cost, head = StepCost(constant_s=0.010), DrafterCost(StepCost(constant_s=1e-4))
-    loop = controller((EAGLE,), profile(cost, {"eagle": head}, ragged_s=0.016))
+    loop = controller((EAGLE,), profile(cost, {"eagle": head}, varlen_s=0.016))
     assert loop.plan_draft(batch(8)).passes[0] > 0
     assert loop.plan_draft(batch(8, left=[100] * 7 + [1])).passes[0] > 0, "it ends with this step"
     assert loop.plan_draft(batch(8, left=[100] * 7 + [2])).passes[0] == 0
 
 
-def test_while_nothing_costs_everything_is_drafted():
-    """Before the first step without a profile lambda is 0."""
+def test_lambda_of_0_drafts_everything():
+    """Lambda is 0 before the first step if there is no profile."""
     choice = choose(pool([[[0.8, 0.6, 0.4]] * 4], [True], rate=0.0))
     assert choice.value == pytest.approx(4 * 1.8)
     assert choice.passes.tolist() == [3]
 
 
-def test_what_a_lookup_finds_is_of_unequal_lengths():
-    """Bug: a lookup that always has one proposal, and seldom three, was priced as a step of equal lengths."""
+def test_lookup_is_priced_as_a_varlen_step():
+    """Bug: a lookup that always has one proposal, but seldom three, was priced as a uniform step."""
     paths = np.array([[[0.8, 0.6, 0.4]] * 4])
     offers = np.array([[1.0, 0.4, 0.3]])
-    assert not choose(in_pieces(pool(paths, [False], offers=offers, token=0.05))).passes.any()
+    assert not choose(with_expensive_varlen_steps(pool(paths, [False], offers=offers, token=0.05))).passes.any()
 
 
 @given(pools(models=2, lookups=1), st.floats(0.0, 2.0))
 @settings(max_examples=25, deadline=None)
-def test_steps_of_equal_lengths_are_weighed_with_all_others(one, dearer):
-    """Against every length that all verify, each of the model that suits it best of those that run, where unequal
-    lengths take `dearer` seconds more."""
-    seconds, price = one.price.varlen_s, one.price
-    dear_s = seconds + dearer * (np.arange(len(seconds)) > 0)
-    one = one._replace(price=price._replace(varlen_s=dear_s, uniform_s=seconds))
-    choice = choose(one)
-    evenly = [even_worth(one, run, k) for run in ([0], [1], [0, 1]) for k in range(1, DEPTHS + 1)]
-    assert choice.value >= max(evenly) - 1e-9
-    assert choice.value >= choose(one._replace(price=one.price._replace(uniform_s=dear_s))).value - 1e-9
+def test_uniform_plans_are_compared_with_varlen_plans(options, extra_s):
+    """The choice is worth at least as much as every uniform plan (all requests verify k tokens, each of the model that
+    suits it best), if varlen steps take `extra_s` seconds more."""
+    seconds, price = options.price.varlen_s, options.price
+    varlen_s = seconds + extra_s * (np.arange(len(seconds)) > 0)
+    options = options._replace(price=price._replace(varlen_s=varlen_s, uniform_s=seconds))
+    choice = choose(options)
+    uniform = [even_worth(options, run, k) for run in ([0], [1], [0, 1]) for k in range(1, DEPTHS + 1)]
+    assert choice.value >= max(uniform) - 1e-9
+    assert choice.value >= choose(options._replace(price=options.price._replace(uniform_s=varlen_s))).value - 1e-9
 
 
-def even_worth(one: Pool, run: list[int], k: int) -> float:
-    tokens, price = k * one.paths.shape[2], one.price
-    drafts_s = sum(one.first_s[d] + (k - 1) * one.pass_s[d, 0] + one.token_s[d] * tokens for d in run)
-    gain = one.paths[run, :k].sum(axis=1).max(axis=0).sum()
+def even_worth(options: Pool, run: list[int], k: int) -> float:
+    tokens, price = k * options.paths.shape[2], options.price
+    drafts_s = sum(options.first_s[d] + (k - 1) * options.pass_s[d, 0] + options.token_s[d] * tokens for d in run)
+    gain = options.paths[run, :k].sum(axis=1).max(axis=0).sum()
     return float(gain - price.rate * (price.uniform_s[tokens] + drafts_s))
 
 
-def test_whoever_is_behind_its_tpot_comes_before_goodput():
-    """Every token is too dear for goodput; the request that is behind gets as many as it needs."""
+def test_late_request_comes_before_goodput():
+    """No token pays for goodput; the late request still gets as many as it needs."""
     paths = np.array([[[0.9, 0.8, 0.7]] * 2])
-    dear = pool(paths, [True], token=0.5, rate=2.0)
-    assert not choose(dear).passes.any()
+    assert not choose(pool(paths, [True], token=0.5, rate=2.0)).passes.any()
     need = Need(np.array([True, False]), np.array([0.5, -9.0]), np.array([0.1, 0.1]))
-    paths[0, 1] = 0.0  # nothing may be proposed to the other: no even step is possible
+    paths[0, 1] = 0.0  # nothing may be proposed for the other request, so no uniform step is possible
     choice = choose(pool(paths, [True], token=0.5, rate=2.0, need=need))
     assert choice.for_slo
-    assert choice.drafter_order[0].tolist() == [0, NOBODY]
+    assert choice.drafter_order[0].tolist() == [0, NO_DRAFTER]
 
 
 @given(
@@ -336,34 +339,34 @@ def test_whoever_is_behind_its_tpot_comes_before_goodput():
     st.lists(st.sampled_from([0.0, 0.02, 0.2]), min_size=4, max_size=4),
 )
 @settings(max_examples=50, deadline=None)
-def test_a_request_is_drafted_for_where_its_part_of_the_passes_pays(one, asking):
-    """Of a drafter whose passes hold those alone that ask, each request has a price of its own."""
-    asking_s = np.array(asking).reshape(2, 2)[:, : one.paths.shape[2]] * one.passes[:, None]
-    one = one._replace(asking_s=asking_s)
-    assert choose(one).value >= max(every_choice(one)) - 0.02
+def test_request_with_its_own_price_is_drafted_for_if_it_pays(options, asking):
+    """If a drafter's passes hold only the requests that use it, each request has its own price."""
+    asking_s = np.array(asking).reshape(2, 2)[:, : options.paths.shape[2]] * options.passes[:, None]
+    options = options._replace(asking_s=asking_s)
+    assert choose(options).value >= max(every_choice(options)) - 0.02
 
 
-def test_a_model_that_is_dear_to_ask_is_not_asked_behind_a_lookup_that_seldom_misses():
-    """Bug: its passes were weighed as if only a miss paid for them."""
+def test_expensive_model_is_not_used_behind_a_reliable_lookup():
+    """Bug: the model's passes were priced as if they ran only for misses of the lookup."""
     paths = np.array([[[0.7, 0.5, 0.4]] * 2, [[0.9, 0.8, 0.7]] * 2])
     offers = np.array([[1.0] * 3, [0.9] * 3])
-    one = pool(paths, [True, False], offers=offers, token=0.01, first=0.01, more=0.01)
-    assert choose(one).drafter_order.tolist() == [[1, 1], [0, 0]]
-    choice = choose(one._replace(asking_s=np.array([[0.01, 0.3], [0.0, 0.0]])))
-    assert choice.drafter_order.tolist() == [[1, 1], [0, NOBODY]]
+    options = pool(paths, [True, False], offers=offers, token=0.01, first=0.01, more=0.01)
+    assert choose(options).drafter_order.tolist() == [[1, 1], [0, 0]]
+    choice = choose(options._replace(asking_s=np.array([[0.01, 0.3], [0.0, 0.0]])))
+    assert choice.drafter_order.tolist() == [[1, 1], [0, NO_DRAFTER]]
 
 
-def test_of_equal_lengths_each_asks_the_model_that_is_worth_most_at_its_price():
-    """Bug: what asking costs counted only where lengths are unequal."""
+def test_uniform_step_counts_the_price_of_using_a_model():
+    """Bug: the price of using a model counted only in varlen steps."""
     paths = np.array([[[0.8, 0.6, 0.4]] * 2, [[0.7, 0.5, 0.3]] * 2])
-    one = in_pieces(pool(paths, [True, True], token=0.01, first=0.01, more=0.01))
-    assert choose(one).drafter_order[0].tolist() == [0, 0]
-    choice = choose(one._replace(asking_s=np.array([[0.3, 0.3], [0.01, 0.01]])))
+    options = with_expensive_varlen_steps(pool(paths, [True, True], token=0.01, first=0.01, more=0.01))
+    assert choose(options).drafter_order[0].tolist() == [0, 0]
+    choice = choose(options._replace(asking_s=np.array([[0.3, 0.3], [0.01, 0.01]])))
     assert choice.drafter_order[0].tolist() == [1, 1]
 
 
-def test_only_those_ask_whose_context_is_cheap_enough():
+def test_requests_with_expensive_contexts_use_no_drafter():
     paths = np.array([[[0.7, 0.5, 0.4]] * 4])
     asking_s = np.array([[0.05, 0.05, 0.9, 0.9]])
     choice = choose(pool(paths, [True], token=0.01, asking_s=asking_s))
-    assert choice.drafter_order[0].tolist() == [0, 0, NOBODY, NOBODY]
+    assert choice.drafter_order[0].tolist() == [0, 0, NO_DRAFTER, NO_DRAFTER]

@@ -19,11 +19,11 @@ STEP_S = 0.010
 def seen(evidence: Evidence, purpose: Purpose, draft_s: float = float("nan")) -> None:
     """A step of two requests that verifies nothing. draft_s: of a first pass that keeps the draft's cache whole."""
     nothing = columns.proposals([0, 0])
-    none, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    plan = DraftPlan(none, one, np.full((1, 2), -1), np.ones((1, 2), np.int64), purpose)
+    none, trial = np.zeros(1, np.int64), np.ones(1, np.int64)
+    plan = DraftPlan(none, trial, np.full((1, 2), -1), np.ones((1, 2), np.int64), purpose)
     evidence.observe(
         Outcome(
-            now=1.0, step_s=STEP_S + (0.0 if np.isnan(draft_s) else draft_s), target_s=STEP_S - 0.001,
+            output_at_s=1.0, step_s=STEP_S + (0.0 if np.isnan(draft_s) else draft_s), target_s=STEP_S - 0.001,
             draft_s=np.array([draft_s]), mode=ExecutionMode.UNIFORM, tokens=2, batch=columns.batch(2),
             draft_plan=plan, verify_purpose=purpose, forest=nothing, verified=np.zeros(0, bool),
             accepted=np.zeros(0, bool), tried=np.zeros(0, bool),

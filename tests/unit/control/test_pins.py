@@ -1,4 +1,4 @@
-"""A pin, and mode Static: what is held by hand is carried out, as far as it can be."""
+"""A pin, and mode Static: the drafter that the user chose runs wherever it can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from outrider_runtime.control.caches import HOLD_LOOKS
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.data.plans import ExecutionMode, Purpose
 from outrider_runtime.control.selection.drafters import plain_choice
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
@@ -17,7 +17,7 @@ from tests.unit.control import columns
 HEAD = Drafter("head", passes=True, needs_hidden=True)
 DRAFT = Drafter("draft", passes=True, needs_kv=True)
 READ = [[1, 1], [1, 1]]
-"""Two drafters that have read all of two requests but the last token."""
+"""`Batch.missing` of two drafters that were fed all tokens of two requests but the last."""
 
 
 def controller(*drafters: Drafter, mode: Mode = Mode.CLOSED_LOOP) -> Controller:
@@ -26,20 +26,20 @@ def controller(*drafters: Drafter, mode: Mode = Mode.CLOSED_LOOP) -> Controller:
 
 
 def profiled(*drafters: Drafter) -> Controller:
-    """Of known costs: a step of 10 ms, a pass of 0.3 ms."""
+    """A controller with a profile: a step takes 10 ms, a pass 0.3 ms."""
     passes = DrafterCost(StepCost(per_batched_token_s=1e-7, constant_s=3e-4))
     model = LatencyModel(
         dict.fromkeys(ExecutionMode, StepCost(per_batched_token_s=2e-6, constant_s=1e-2)),
-        {one.name: passes for one in drafters},
+        {drafter.name: passes for drafter in drafters},
     )
     settings = Settings(drafters, 3, 8, hot=HotSettings(max_draft_tokens=3))
     return Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("drafter", [HEAD, DRAFT], ids=lambda one: one.name)
+@pytest.mark.parametrize("drafter", [HEAD, DRAFT], ids=lambda drafter: drafter.name)
 @pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
-def test_whoever_is_held_reads_a_prompt_that_comes_in_chunks(drafter: Drafter, mode: Mode) -> None:
-    """Bug: a draft model had missed all but a long prompt's last chunk, more than a step holds, and was never asked."""
+def test_pinned_drafter_is_fed_a_chunked_prompt(drafter: Drafter, mode: Mode) -> None:
+    """Bug: a draft model was fed only the last chunk of a long prompt. Its gap exceeded a step, and it never ran."""
     loop = controller(drafter, mode=mode)
     if mode is Mode.CLOSED_LOOP:
         loop.pin(3, drafter.name)
@@ -60,17 +60,17 @@ def test_pin_of_a_block_drafter_at_length_0_feeds_it() -> None:
         assert not plan.feed.any()
 
 
-def test_whoever_is_held_closes_a_hole_that_no_step_bears_in_parts() -> None:
-    """Bug: more than a step holds was never fed, and the request was never asked for."""
+def test_pinned_drafter_is_fed_a_large_gap_in_parts() -> None:
+    """Bug: a gap larger than the token budget was never fed, and the request was never drafted for."""
     loop = controller(DRAFT)
     loop.pin(3, "draft")
     plan = loop.plan_draft(columns.batch(2, missing=[[700, 1]], token_budget=512))
     assert plan.feed.tolist() == [[512, 1]]
-    assert plan.asked[0].tolist() == [NOBODY, 0]
+    assert plan.drafter_order[0].tolist() == [NO_DRAFTER, 0]
 
 
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.CLOSED_LOOP])
-def test_a_drafter_that_is_switched_off_reads_nothing_though_it_should_always_read(mode: Mode) -> None:
+def test_switched_off_drafter_is_not_fed_despite_always(mode: Mode) -> None:
     """Bug: with `draftPrefill: Always` a suspended drafter was run at every step, and with `mode: Off` each of them."""
     loop = controller(HEAD, DRAFT, mode=mode)
     hot = HotSettings(mode=mode, max_draft_tokens=3, draft_prefill=DraftPrefill.ALWAYS)
@@ -80,58 +80,58 @@ def test_a_drafter_that_is_switched_off_reads_nothing_though_it_should_always_re
     assert loop.plan_draft(prompt).feed.tolist() == [[64 * (mode is not Mode.OFF)], [0]]
 
 
-def test_a_pinned_drafter_that_is_suspended_does_not_run() -> None:
+def test_suspended_drafter_does_not_run_when_pinned() -> None:
     """Bug: a drafter that raises was run at every step, and raised at every step."""
     loop = controller(DRAFT)
     loop.pin(2, "draft")
     loop.suspend("draft", "it raised")
     plan = loop.plan_draft(columns.batch(2))
-    assert (plan.asked == NOBODY).all()
+    assert (plan.drafter_order == NO_DRAFTER).all()
     assert not plan.feed.any()
     loop.resume("draft")
     assert loop.plan_draft(columns.batch(2)).draft_tokens == 2
 
 
-def test_a_hole_that_no_step_bears_is_closed_in_parts() -> None:
-    """Nobody is served by the draft model, so no request speculates: its caches are caught up all the same."""
+def test_gap_larger_than_a_step_is_fed_in_parts() -> None:
+    """The draft model can serve no request yet, so nothing speculates; its gaps are fed all the same."""
     loop, missing = profiled(DRAFT), np.full((1, 3), 10_000)
     for step in range(60):
-        plan = loop.plan_draft(columns.batch(3, missing=missing, left=[4000] * 3, now=0.01 * step))
+        plan = loop.plan_draft(columns.batch(3, missing=missing, left=[4000] * 3, now_s=0.01 * step))
         if plan.draft_tokens:
             return
         missing = missing - plan.feed
-    pytest.fail(f"nobody is drafted for; missing: {missing}")
+    pytest.fail(f"no request is drafted for; missing: {missing}")
 
 
-def test_a_suspended_drafter_is_not_asked_though_its_exploration_goes_on() -> None:
-    """It raised in the block's first step: no request is to pay for the others."""
+def test_suspended_drafter_stops_during_its_exploration() -> None:
+    """It raised in the exploration's first step: the remaining steps must not use it."""
     loop = profiled(HEAD, DRAFT)
     for step in range(200):
-        plan = loop.plan_draft(columns.batch(2, 2, now=0.01 * step))
+        plan = loop.plan_draft(columns.batch(2, 2, now_s=0.01 * step))
         if plan.purpose is Purpose.EXPLORE:
             break
-    asked = int(plan.asked.max())
-    loop.suspend(("head", "draft")[asked], "it raised")
+    number = int(plan.drafter_order.max())
+    loop.suspend(("head", "draft")[number], "it raised")
     for step in range(10):
-        assert not (loop.plan_draft(columns.batch(2, 2, now=3 + 0.01 * step)).asked == asked).any()
+        assert not (loop.plan_draft(columns.batch(2, 2, now_s=3 + 0.01 * step)).drafter_order == number).any()
 
 
-def test_a_gate_is_forgotten_where_nothing_is_chosen() -> None:
+def test_mode_off_reports_no_disabled_drafter() -> None:
     loop, choice = profiled(HEAD), plain_choice(1, 1)
     for _ in range(HOLD_LOOKS):
         loop._propose._kv.look(choice)
-    assert loop.state().gated
+    assert loop.state().has_disabled_drafts
     loop.configure(HotSettings(mode=Mode.OFF))
-    assert not loop.state().gated
+    assert not loop.state().has_disabled_drafts
 
 
-def test_static_asks_the_first_drafter_of_the_hot_order() -> None:
-    """A reordered pool restarts nothing. Drafters that the order leaves out come last."""
+def test_static_uses_the_first_drafter_of_the_hot_order() -> None:
+    """A reordered pool needs no restart. Drafters that the order leaves out come last."""
     loop = controller(HEAD, DRAFT, mode=Mode.STATIC)
     for order, number in (((), 0), (("draft",), 1), (("draft", "head"), 1), (("head", "draft"), 0)):
         loop.configure(HotSettings(mode=Mode.STATIC, max_draft_tokens=3, order=order))
         plan = loop.plan_draft(columns.batch(2, missing=READ))
-        assert plan.asked[0].tolist() == [number, number]
+        assert plan.drafter_order[0].tolist() == [number, number]
     loop.configure(HotSettings(mode=Mode.STATIC, max_draft_tokens=3, order=("draft", "head")))
     loop.suspend("draft", "it raised")
-    assert loop.plan_draft(columns.batch(2, missing=READ)).asked[0].tolist() == [0, 0]
+    assert loop.plan_draft(columns.batch(2, missing=READ)).drafter_order[0].tolist() == [0, 0]

@@ -1,4 +1,4 @@
-"""Trees: what is known of a node's later children, and how deep and wide trees are proposed."""
+"""Trees: acceptance rates of a node's later children, and the depth and width of proposed trees."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.acceptance.estimate import Acceptance
 from outrider_runtime.control.acceptance.trees import Beams
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.data.forest import ROOT, Forest, trials
 from outrider_runtime.control.data.plans import Purpose
 from outrider_runtime.control.selection.drafters import choose
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.slo import nobody_behind
+from outrider_runtime.control.slo import none_behind
 from outrider_runtime.control.value import Price
 
 from tests.unit.control.columns import batch
@@ -32,7 +32,7 @@ def acceptance(slots: int = 8) -> Acceptance:
 
 
 def forest(request: Any, parent: Any, confidence: Any, requests: int) -> Forest:
-    """Depths and ranks follow from the parents."""
+    """A forest of one drafter; depths and ranks follow from the parents."""
     depth, rank, seen = list[int](), list[int](), dict[tuple[int, int], int]()
     for node, above in enumerate(parent):
         depth.append(1 if above == ROOT else depth[above] + 1)
@@ -47,7 +47,7 @@ def forest(request: Any, parent: Any, confidence: Any, requests: int) -> Forest:
 
 @st.composite
 def grown(draw: Any) -> Forest:
-    """Up to three requests' trees, siblings in any order of confidence."""
+    """Trees of up to three requests, siblings in any order of confidence."""
     count = draw(st.integers(1, 12))
     request: list[int] = []
     parent: list[int] = []
@@ -63,8 +63,8 @@ def grown(draw: Any) -> Forest:
 
 @given(grown(), st.integers(0, 2**32 - 1), st.integers(0, 40))
 @settings(max_examples=150, deadline=None)
-def test_siblings_sum_to_at_most_their_parent_and_no_child_is_likelier_than_it(made, seed, steps):
-    """Whatever was seen before: parents win ties, so that any prefix of a ranking is a set of trees."""
+def test_children_sum_to_at_most_their_parent(made, seed, steps):
+    """This holds after any observations. So parents win ties, and any prefix of a ranking is a set of trees."""
     known, rng, running = acceptance(), np.random.default_rng(seed), batch(3)
     for _ in range(steps):
         accepted = np.zeros(len(made), bool)
@@ -82,41 +82,43 @@ def test_siblings_sum_to_at_most_their_parent_and_no_child_is_likelier_than_it(m
 
 
 def serve(known: Acceptance, steps: int, seed: int, *, first: float = 0.5, later: float = 0.6):
-    """Beams of 4 children of each request's root, and 2 of its first child. The drafter says too little of its first
-    one and too much of the others. Returns (rank, said, path, taken) of each node at the root."""
-    rng, told, running = np.random.default_rng(seed), [], batch(4)
+    """Serve beams of 4 children of each request's root, and 2 of its first child. The drafter's own probability is too
+    low for the first child and too high for the others. Returns (rank, own probability, path probability, accepted,
+    true rate) of each node at the root."""
+    rng, rows, running = np.random.default_rng(seed), [], batch(4)
     request = np.repeat(np.arange(4), 6)
     parent = np.concatenate([[ROOT] * 4 + [6 * i, 6 * i] for i in range(4)])
     for step in range(steps):
         shares = rng.dirichlet([4, 2, 1, 0.5, 0.5], 4)
         shares[:, :4] = -np.sort(-shares[:, :4], axis=1)
-        truth = np.concatenate(
+        true_rates = np.concatenate(
             [np.array([[first]]).repeat(4, 0), shares[:, 1:4] / (1 - shares[:, :1]) * 0.5 * later], 1
         )
         said = np.concatenate([shares[:, :4], np.array([[0.6, 0.2]]).repeat(4, 0)], axis=1)
-        drawn = (rng.random((4, 1)) > truth.cumsum(1)).sum(1)  # 4: none of them
+        drawn = (rng.random((4, 1)) > true_rates.cumsum(1)).sum(1)  # 4: none of them
         accepted = np.zeros((4, 6), bool)
         accepted[np.arange(4)[drawn < 4], drawn[drawn < 4]] = True
-        below = rng.random(4)  # 0.2 / (1 - 0.6) is said of the second one, given that the first one is wrong
+        below = rng.random(4)  # the drafter's P(second | first is wrong) is 0.2 / (1 - 0.6)
         accepted[:, 4] = accepted[:, 0] & (below < first)
         accepted[:, 5] = accepted[:, 0] & ~accepted[:, 4] & (below < first + (1 - first) * 0.5 * later)
         made = forest(request, parent, np.log(said / (1 - said)).ravel(), 4)
         everything = np.ones(len(made), bool)
         paths = known.node_paths(running, made).reshape(4, 6)
-        told += [
-            (rank, said[i, rank], paths[i, rank], accepted[i, rank], truth[i, rank])
+        rows += [
+            (rank, said[i, rank], paths[i, rank], accepted[i, rank], true_rates[i, rank])
             for i in range(4) for rank in range(4)
         ]  # fmt: skip
         known.age(0.02 * step)
         known.observe(running, made, everything, accepted.ravel(), trials(made, everything, accepted.ravel()))
-    return np.array(told)
+    return np.array(rows)
 
 
-def test_every_rank_is_calibrated_and_tells_more_than_its_rate():
-    """Edge probabilities: calibration error at most 0.05 per rank, log loss below that of each rank's own rate."""
-    told = serve(acceptance(), 1500, 0)[4 * 4 * 300 :]
+def test_each_rank_is_calibrated_and_beats_its_mean_rate():
+    """Acceptance rates have a calibration error of at most 0.05 per rank, and a log loss below that of the rank's mean
+    rate."""
+    rows = serve(acceptance(), 1500, 0)[4 * 4 * 300 :]
     for rank in range(WIDTH):
-        _, _, path, taken, _ = told[told[:, 0] == rank].T
+        _, _, path, taken, _ = rows[rows[:, 0] == rank].T
         assert abs(path.mean() - taken.mean()) <= 0.05
         if rank:
             rate = taken.mean()
@@ -125,8 +127,8 @@ def test_every_rank_is_calibrated_and_tells_more_than_its_rate():
             assert own < blind, rank
 
 
-def test_a_node_whose_parent_was_accepted_counts_though_it_was_not_scored():
-    """The target's token behind an accepted parent is known: a later child that was left out has been on trial."""
+def test_unscored_node_with_an_accepted_parent_counts():
+    """The target's token after an accepted parent is known, so it is a trial even of a child that was not scored."""
     known = acceptance()
     made, scored = forest([0, 0], [ROOT, ROOT], [0.0, -1.0], 1), np.array([True, False])
     before = known.node_paths(batch(1), made)[1]
@@ -136,10 +138,10 @@ def test_a_node_whose_parent_was_accepted_counts_though_it_was_not_scored():
 
 
 def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, most: int = 400) -> Pool:
-    """A pool of one drafter whose chains are accepted with `chain` at each depth, and its beams."""
+    """A pool of one drafter with acceptance rate `chain` at each depth, and its beams."""
     paths = np.full((1, DEPTH, requests), chain).cumprod(axis=1)
-    ragged = 1e-2 + 1e-5 * np.arange(most + 1)
-    price = Price(ragged, ragged, np.zeros(requests), requests / 1e-2, 1e-5)
+    seconds = 1e-2 + 1e-5 * np.arange(most + 1)
+    price = Price(seconds, seconds, np.zeros(requests), requests / 1e-2, 1e-5)
     place = [chain]
     for _ in range(WIDTH - 1):
         place.append(later * (1 - sum(place)))
@@ -147,12 +149,12 @@ def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, mos
     wide_s = pass_s * (1 + 0.02 * np.arange(WIDTH))[None]
     return Pool(
         paths, np.ones((1, DEPTH)), np.array([True]), np.array([True]), np.array([3e-4]), wide_s, np.zeros(1),
-        price, DEPTH, most, nobody_behind(requests), beams,
+        price, DEPTH, most, none_behind(requests), beams,
     )  # fmt: skip
 
 
 def priced(pool: Pool, token_s: float) -> Pool:
-    """The same where a verified token costs so much."""
+    """The pool with another price of a verified token."""
     seconds = pool.price.varlen_s[0] + token_s * np.arange(len(pool.price.varlen_s))
     return pool._replace(price=pool.price._replace(varlen_s=seconds, uniform_s=seconds, token_s=token_s))
 
@@ -160,8 +162,9 @@ def priced(pool: Pool, token_s: float) -> Pool:
 @pytest.mark.parametrize("later", [0.0, 0.3, 0.6])
 @pytest.mark.parametrize("token_s", [1e-6, 1e-4, 5e-4, 4e-3])
 @pytest.mark.parametrize("chain", [0.2, 0.5, 0.85])
-def test_depth_and_width_are_the_argmax_of_all_of_them(chain, token_s, later):
-    """By hand, each depth and width: places that pay for their token, and the passes; chains and k = 0 among them."""
+def test_depth_and_width_are_the_argmax(chain, token_s, later):
+    """Compared with every depth and width, counted by hand: places that pay for their token, and the passes. Chains and
+    k = 0 are among them."""
     requests = 4
     pool = priced(offered(requests, chain, later), token_s)
     rate, best = pool.price.rate, -pool.price.rate * pool.price.varlen_s[0]
@@ -172,24 +175,24 @@ def test_depth_and_width_are_the_argmax_of_all_of_them(chain, token_s, later):
             gain, nodes, reach = gain + sum(paths), nodes + len(paths), sum(paths)
         seconds = 3e-4 + (depth - 1) * pool.pass_s[0, width - 1] + pool.price.varlen_s[requests * nodes]
         best = max(best, requests * gain - rate * seconds)
-    found = choose(pool)
-    assert found.value == pytest.approx(best, abs=1e-9)
-    if found.runs:
-        assert found.drafts_s == 3e-4 + (found.passes[0] - 1) * pool.pass_s[0, found.widths[0] - 1]
+    choice = choose(pool)
+    assert choice.value == pytest.approx(best, abs=1e-9)
+    if choice.runs:
+        assert choice.drafts_s == 3e-4 + (choice.passes[0] - 1) * pool.pass_s[0, choice.widths[0] - 1]
 
 
-def test_trees_where_tokens_are_cheap_chains_where_they_are_dear_and_nothing_where_nothing_pays():
+def test_token_price_decides_between_trees_chains_and_nothing():
     pool = offered(4, 0.5, 0.5)
-    found = {token_s: choose(priced(pool, token_s)) for token_s in (1e-6, 7e-4, 2e-2)}
-    assert found[1e-6].widths[0] > 1
-    assert found[7e-4].runs
-    assert found[7e-4].widths[0] == 1
-    assert not found[2e-2].runs
+    choice = {token_s: choose(priced(pool, token_s)) for token_s in (1e-6, 7e-4, 2e-2)}
+    assert choice[1e-6].widths[0] > 1
+    assert choice[7e-4].runs
+    assert choice[7e-4].widths[0] == 1
+    assert not choice[2e-2].runs
 
 
 @pytest.mark.parametrize(("match", "first"), [(0.97, 0), (0.9, 1)])
-def test_a_lookup_is_asked_first_where_the_model_behind_it_proposes_trees_and_that_brings_more(match, first):
-    """The model's trees serve those for whom the lookup finds nothing, or all."""
+def test_lookup_comes_first_if_that_beats_trees_for_all(match, first):
+    """Either the model's trees serve only requests that the lookup misses, or they serve all."""
     pool = offered(4, 0.5, 0.5)
     beams = Beams(
         np.concatenate([np.zeros_like(pool.beams.places), pool.beams.places]), np.full((2, DEPTH), 0.5),
@@ -201,34 +204,34 @@ def test_a_lookup_is_asked_first_where_the_model_behind_it_proposes_trees_and_th
         passes=np.array([False, True]), stands_in=np.array([False, True]), first_s=np.array([1e-5, 3e-4]),
         pass_s=np.concatenate([np.zeros((1, WIDTH)), pool.pass_s]), token_s=np.zeros(2), beams=beams,
     )  # fmt: skip
-    found = choose(priced(both, 1e-6))
-    assert (found.drafter_order[0] == first).all()
-    assert (found.drafter_order[1] == (1 if first == 0 else NOBODY)).all()
-    assert found.widths.tolist() == [1, WIDTH]
+    choice = choose(priced(both, 1e-6))
+    assert (choice.drafter_order[0] == first).all()
+    assert (choice.drafter_order[1] == (1 if first == 0 else NO_DRAFTER)).all()
+    assert choice.widths.tolist() == [1, WIDTH]
 
 
-def test_two_models_with_trees_are_weighed_with_each_other():
+def test_two_models_with_trees_serve_the_requests_they_know():
     """Each serves the requests that it knows, at the width that suits it: better than either alone."""
-    one, other = offered(4, 0.7, 0.1), offered(4, 0.5, 0.6)
-    paths = np.concatenate([one.paths, other.paths])
+    narrow, wide = offered(4, 0.7, 0.1), offered(4, 0.5, 0.6)
+    paths = np.concatenate([narrow.paths, wide.paths])
     paths[0, :, 2:], paths[1, :, :2] = 0.0, 0.0
-    both = priced(one, 1e-5)._replace(
+    both = priced(narrow, 1e-5)._replace(
         paths=paths, offers=np.ones(paths.shape[:2]), passes=np.ones(2, bool), stands_in=np.ones(2, bool),
         first_s=np.full(2, 3e-4),
-        pass_s=np.concatenate([one.pass_s, other.pass_s]), token_s=np.zeros(2),
-        beams=Beams(*(np.concatenate(pair) for pair in zip(one.beams, other.beams, strict=True))),
+        pass_s=np.concatenate([narrow.pass_s, wide.pass_s]), token_s=np.zeros(2),
+        beams=Beams(*(np.concatenate(pair) for pair in zip(narrow.beams, wide.beams, strict=True))),
     )  # fmt: skip
-    found = choose(both)
-    assert found.drafter_order[0].tolist() == [0, 0, 1, 1]
+    choice = choose(both)
+    assert choice.drafter_order[0].tolist() == [0, 0, 1, 1]
     for d in range(2):
         alone = both.paths.copy()
         alone[1 - d] = 0.0
-        assert found.value > choose(both._replace(paths=alone)).value
+        assert choice.value > choose(both._replace(paths=alone)).value
 
 
-def test_requests_without_room_get_no_tree():
+def test_requests_without_tokens_left_get_no_tree():
     pool = offered(4, 0.5, 0.5)
     paths = pool.paths.copy()
     paths[:, :, 1:] = 0.0
-    found = choose(priced(pool._replace(paths=paths), 1e-6))
-    assert (found.drafter_order[0] == [0, NOBODY, NOBODY, NOBODY]).all()
+    choice = choose(priced(pool._replace(paths=paths), 1e-6))
+    assert (choice.drafter_order[0] == [0, NO_DRAFTER, NO_DRAFTER, NO_DRAFTER]).all()

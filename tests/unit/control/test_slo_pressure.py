@@ -102,7 +102,7 @@ def test_speed_up_is_never_above_the_tokens_of_a_step():
     def stalled(tokens: float, cached: float) -> float:
         return plain_s(tokens, cached) * (3.0 if tokens <= 4 else 1.0)
 
-    running.world = World(stalled, running.world.pass_s, running.world.hazard)
+    running.world = World(stalled, running.world.pass_s, running.world.acceptance)
     records = running.run(1500)
     tokens = sum(record.tokens for record in records) / sum(record.requests for record in records)
     counts = loop.state().probes

@@ -1,4 +1,4 @@
-"""examples/compare_heads.py: what it counts of an engine's steps, and what it refuses before one starts."""
+"""examples/compare_heads.py: what it counts in an engine's steps, and what it refuses before an engine starts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.unit.control import columns
 
 
 def outcome(verified: int, accepted: int) -> Outcome:
-    """Of one request, three tokens proposed."""
+    """The outcome of a step of one request with three proposed tokens."""
     forest, batch = columns.proposals([3]), columns.batch(1)
-    plan = DraftPlan(forest.lengths, np.ones(1, np.int64), forest.asked, batch.missing, Purpose.FIXED)
+    plan = DraftPlan(forest.lengths, np.ones(1, np.int64), forest.drafter_order, batch.missing, Purpose.FIXED)
     scored, kept = columns.kept(forest, [verified]), columns.kept(forest, [accepted])
     return Outcome(
-        now=1.0, step_s=0.01, target_s=0.01, draft_s=np.zeros(1), mode=ExecutionMode.UNIFORM, tokens=1 + accepted,
+        output_at_s=1.0, step_s=0.01, target_s=0.01, draft_s=np.zeros(1), mode=ExecutionMode.UNIFORM,
+        tokens=1 + accepted,
         batch=batch, draft_plan=plan, verify_purpose=Purpose.FIXED, forest=forest,
         verified=scored, accepted=kept, tried=trials(forest, scored, kept),
     )  # fmt: skip
@@ -36,7 +37,7 @@ def test_a_position_that_was_never_reached_is_no_division_by_zero():
 
 
 def test_a_folder_that_is_no_head_is_named_before_an_engine_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Nobody waits for an engine to learn of a typo."""
+    """A typo is reported before the minutes that an engine takes to start."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("What is a lighthouse?\nWho keeps it?\n")
     assert main(["--target", str(tmp_path), "--prompts", str(prompts), str(tmp_path / "nowhere")]) == 1

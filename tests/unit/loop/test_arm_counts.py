@@ -17,7 +17,7 @@ from outrider_crds.runtime_config import CanaryConfig, config_hash
 from outrider_crds.runtime_state import ArmState, CanaryState
 from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
 from outrider_runtime.control.arms.arm_prices import Credits
-from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Batch
+from outrider_runtime.control.data.batch import CANDIDATE, NO_ARM, NO_DRAFTER, STABLE, Batch
 from outrider_runtime.control.data.plans import DraftPlan, Outcome
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
@@ -32,7 +32,7 @@ from tests.unit.loop.test_stepper import RUNNING, Engine
 POOL = (lookup(), eagle(), draft_model(TARGET))
 NAMES = ["pld", "eagle", "draft"]
 CANARY = CanaryConfig(id="a", stable=["pld", "eagle"], candidate=["pld", "draft"], candidate_percent=50)
-ALLOWED = {STABLE: {0, 1}, CANDIDATE: {0, 2}, NOBODY: {0, 1}}
+ALLOWED = {STABLE: {0, 1}, CANDIDATE: {0, 2}, NO_ARM: {0, 1}}
 
 
 def counter(**change: Any) -> ArmCounter:
@@ -152,9 +152,9 @@ class ByHand:
     def check(self, report: FinishedStep) -> None:
         batch, plan = report.outcome.batch, report.outcome.draft_plan
         assert batch.arm is not None
-        for name, arm, order in zip(report.step.names, batch.arm.tolist(), plan.asked.T.tolist(), strict=True):
+        for name, arm, order in zip(report.step.names, batch.arm.tolist(), plan.drafter_order.T.tolist(), strict=True):
             self.arm_of[name] = arm
-            assert {*order} - {NOBODY} <= ALLOWED[arm]
+            assert {*order} - {NO_DRAFTER} <= ALLOWED[arm]
 
     def prices(self, arm: int) -> list[float]:
         paid = {name: price_s for name, price_s in self.paid.items() if name not in self.uncounted}
@@ -311,7 +311,7 @@ def test_exception_in_the_books_leaves_no_request_without_price() -> None:
 
 
 def broken(outcome: Outcome) -> None:
-    raise KeyError(f"a bug at {outcome.now}")
+    raise KeyError(f"a bug at {outcome.output_at_s}")
 
 
 LOOKUPS = CANARY.model_copy(update={"stable": ["a"], "candidate": ["b"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.coverage import ScheduledStep
@@ -44,13 +44,13 @@ def carried_out(
 def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
     feed = np.array([[0, 0], [1, 1], [0, 0]])
-    plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
+    plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NO_DRAFTER), feed, Purpose.CHOICE)
     caches, ones = DraftCaches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
     step = ScheduledStep(["a", "b"], np.arange(2), 0 * ones, 0 * ones, ones, ones)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS)
     assert order.runs.tolist() == [False, True, False]
     assert not order.plan.draft_tokens
-    nothing = DraftPlan(plan.passes, CHAINS, plan.asked, 0 * plan.feed, Purpose.CHOICE)
+    nothing = DraftPlan(plan.passes, CHAINS, plan.drafter_order, 0 * plan.feed, Purpose.CHOICE)
     assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS).runs.any()
 
 
@@ -58,14 +58,14 @@ def test_gap_is_filled_before_the_draft_model_proposes() -> None:
     """The cost that is learned is that of all tokens that it ran over."""
     order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40))
     assert [(gap.request, gap.start, gap.end) for gap in order.gaps] == [(0, 60, 100), (1, 60, 100)][: len(order.gaps)]
-    assert order.plan.asked.tolist() == [[DRAFT, DRAFT]]
+    assert order.plan.drafter_order.tolist() == [[DRAFT, DRAFT]]
     assert order.plan.feed[DRAFT].sum() == 2 + sum(gap.end - gap.start for gap in order.gaps)
 
 
 def test_no_proposals_are_made_over_a_gap() -> None:
     """A part of the gap was closed: the rest is for later steps."""
     order, _ = carried_out([2, 0, 3], [[DRAFT, LOOKUP]], feed=[[0, 0], [0, 0], [10, 10]], gaps=(40, 40))
-    assert order.plan.asked.tolist() == [[NOBODY, LOOKUP]]
+    assert order.plan.drafter_order.tolist() == [[NO_DRAFTER, LOOKUP]]
     assert order.plan.passes.tolist() == [2, 0, 0]
 
 
@@ -80,7 +80,7 @@ def test_no_more_is_caught_up_on_than_a_step_holds() -> None:
     """Bug: the draft's buffers hold a step's tokens."""
     order, batch = carried_out([0, 0, 3], [[DRAFT, DRAFT]], gaps=(40, 40), budget=30)
     assert sum(gap.end - gap.start for gap in order.gaps) <= batch.token_budget
-    assert order.plan.asked.tolist() == [[NOBODY, NOBODY]]
+    assert order.plan.drafter_order.tolist() == [[NO_DRAFTER, NO_DRAFTER]]
 
 
 def block_steps(first_runs: bool) -> tuple[Order, Any]:
@@ -100,7 +100,7 @@ def block_steps(first_runs: bool) -> tuple[Order, Any]:
 def test_block_drafter_proposes_where_its_context_is_whole() -> None:
     order, missing = block_steps(first_runs=True)
     assert missing == [1, 1]
-    assert (order.plan.asked == 1).all()
+    assert (order.plan.drafter_order == 1).all()
     assert order.plan.passes.tolist() == [0, 3]
     assert order.plan.feed.tolist() == [[0, 0], [1, 1]]
 
@@ -109,7 +109,7 @@ def test_block_drafter_with_a_gap_is_fed_and_never_proposes() -> None:
     """Hidden states are gone after their step, so no step closes the gap, and proposals over it are junk."""
     order, missing = block_steps(first_runs=False)
     assert min(missing) == UNFILLABLE_GAP_TOKENS
-    assert (order.plan.asked == NOBODY).all()
+    assert (order.plan.drafter_order == NO_DRAFTER).all()
     assert not order.plan.passes.any()
     assert order.runs.tolist() == [False, True]
     assert not order.gaps

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.pod_state import choice
@@ -136,9 +136,9 @@ class Engine:
     def _report(self, flight: Flight) -> DraftReport:
         order = flight.order
         seconds = np.where(order.passes >= 0, 1e-4, math.nan)
-        lengths = np.where(order.chosen == NOBODY, 0, order.passes[order.chosen])
+        lengths = np.where(order.chosen == NO_DRAFTER, 0, order.passes[order.chosen])
         proposed = self.rng.integers(0, lengths + 1).astype(np.int8)
-        proposer = np.where(proposed > 0, order.chosen, NOBODY).astype(np.int8)
+        proposer = np.where(proposed > 0, order.chosen, NO_DRAFTER).astype(np.int8)
         return DraftReport(flight.number, seconds, proposed, proposer, {gap.drafter: 1e-4 for gap in order.gaps})
 
     def abort(self, which: int) -> None:
@@ -212,7 +212,7 @@ def test_books_balance_whatever_comes_and_goes(
         assert (outcome.accepted <= outcome.verified).all()
         assert len(set(outcome.batch.slot.tolist())) == len(outcome.batch)
         prompts = outcome.batch.prompt_left > 0
-        assert (outcome.draft_plan.asked[:, prompts] == NOBODY).all()
+        assert (outcome.draft_plan.drafter_order[:, prompts] == NO_DRAFTER).all()
     assert loop.running == 0
     assert not engine.steps._records
     free = [engine.steps.requests.slots.take(f"new{number}") for number in range(2 * RUNNING)]

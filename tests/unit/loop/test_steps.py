@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import KVGap
@@ -36,12 +36,12 @@ def finished_step(
 ):
     """A decoding request with two of three proposals verified and one accepted, together with a prefill."""
     waits = no_proposals(4, 3)
-    waits.ask(np.array([0, 1]), plan([3, 0], [0, NOBODY]), 1)
-    waits.record(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NOBODY]))
+    waits.ask(np.array([0, 1]), plan([3, 0], [0, NO_DRAFTER]), 1)
+    waits.record(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NO_DRAFTER]))
     this = step(4, 16, prompt=(0, 16))
     record = Record(
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
-        plan([0, 1], [1, NOBODY]), np.array(runs), gaps, None, np.array([3, 0]),
+        plan([0, 1], [1, NO_DRAFTER]), np.array(runs), gaps, None, np.array([3, 0]),
     )  # fmt: skip
     record.result = TargetResult(10.03, 0.03, 0.02, 3, ChainCounts({"a": 2}, {"a": 3}))
     record.draft_report = drafted
@@ -88,8 +88,8 @@ def test_step_with_unreported_drafting_has_no_time() -> None:
     ("scheduled", "largest", "mode"),
     [
         (step(3, 3), 64, ExecutionMode.UNIFORM),
-        (step(3, 2), 64, ExecutionMode.RAGGED),
-        (step(3, 3, prompt=(0, 3)), 64, ExecutionMode.RAGGED),
+        (step(3, 2), 64, ExecutionMode.VARLEN),
+        (step(3, 3, prompt=(0, 3)), 64, ExecutionMode.VARLEN),
         (step(33, 33), 64, ExecutionMode.BEYOND_GRAPH),
         (step(33, 33), None, ExecutionMode.UNIFORM),
     ],
@@ -103,14 +103,14 @@ def test_a_step_belongs_to_the_graphs_that_ran_it(
 def test_proposals_are_placeholders_until_the_engine_reports() -> None:
     """A model stands in where the lookup finds nothing, so there are places for the longer of both."""
     slots, waits = np.array([0, 1, 2]), no_proposals(3, 3)
-    order = np.array([[1, 1, NOBODY], [0, NOBODY, NOBODY]])
+    order = np.array([[1, 1, NO_DRAFTER], [0, NO_DRAFTER, NO_DRAFTER]])
     feed = np.zeros((2, 3), np.int64)
     waits.ask(slots, DraftPlan(np.array([3, 2]), np.ones(2, np.int64), order, feed, Purpose.CHOICE), 1)
     forest = waits.of(slots).forest(2)
     assert np.bincount(forest.request).tolist() == [3, 2]
     assert forest.placeholders is not None
     assert forest.placeholders.tolist() == [True, True, False]
-    waits.record(1, slots, np.array([3, 0, 0]), np.array([0, NOBODY, NOBODY]))
+    waits.record(1, slots, np.array([3, 0, 0]), np.array([0, NO_DRAFTER, NO_DRAFTER]))
     forest = waits.of(slots).forest(2)
     assert np.bincount(forest.request).tolist() == [3]
     assert forest.placeholders is not None
@@ -127,9 +127,9 @@ def test_report_counts_for_the_step_that_ordered_it() -> None:
     waits.clear(np.array([2]))
     confidence = np.array([[math.nan] * 3, [4.0, 3.0, math.nan], [math.nan] * 3])
     for proposals in (waits, taken):
-        proposals.record(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), confidence)
+        proposals.record(1, slots, np.array([1, 2, 3]), np.array([1, 1, NO_DRAFTER]), confidence)
     assert waits.length.tolist() == [1, 1, 0, 0]
-    assert waits.drafter.tolist() == [1, 1, NOBODY, NOBODY]
+    assert waits.drafter.tolist() == [1, 1, NO_DRAFTER, NO_DRAFTER]
     assert taken.length.tolist() == [1, 2, 3]
     assert taken.forest(2).drafter.tolist() == [1, 1, 1, 1, 1, 1]
     sure = taken.forest(2).confidence.tolist()

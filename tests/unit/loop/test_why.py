@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.why import Decisions, decision_sentence
@@ -21,7 +21,7 @@ def plan(passes: list[int], drafter_order: list[list[int]], purpose: Purpose = P
 
 
 def test_decision_is_described_with_what_it_weighed() -> None:
-    said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NOBODY, NOBODY]]), WEIGHED)
+    said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NO_DRAFTER, NO_DRAFTER]]), WEIGHED)
     assert said == (
         "2 requests: k = 0; a verified token costs 41 us, or 0.09 tokens at 2.1 tok/ms; a request's first one brings: "
         "eagle 0.30 tokens after 900 us of drafting, pld 0.12 tokens after 20 us of drafting"
@@ -30,7 +30,9 @@ def test_decision_is_described_with_what_it_weighed() -> None:
 
 def test_unknown_token_cost_is_not_printed_as_zero() -> None:
     """Bug: without a profile every line said that a verified token costs 0 us, or 0.00 tokens."""
-    said = decision_sentence(["pld"], columns.batch(2, 2), plan([0], [[NOBODY]]), Weighed(0.0, 300.0, (0.3,), (2e-5,)))
+    said = decision_sentence(
+        ["pld"], columns.batch(2, 2), plan([0], [[NO_DRAFTER]]), Weighed(0.0, 300.0, (0.3,), (2e-5,))
+    )
     assert said.startswith(
         "2 requests: k = 0; a verified token costs too little to tell from the steps so far, at 0.3 tok/ms; a request's"
     )
@@ -38,13 +40,13 @@ def test_unknown_token_cost_is_not_printed_as_zero() -> None:
 
 def test_one_request_is_one_request() -> None:
     no_drafters = DraftPlan(
-        np.zeros(1, int), np.ones(1, int), np.array([[NOBODY]]), np.zeros((1, 1), int), Purpose.CHOICE
+        np.zeros(1, int), np.ones(1, int), np.array([[NO_DRAFTER]]), np.zeros((1, 1), int), Purpose.CHOICE
     )
     assert decision_sentence(["pld"], columns.batch(1, 1), no_drafters, None) == "1 request: k = 0"
 
 
 def test_decision_names_the_drafters_and_the_reason() -> None:
-    two = plan([2, 3], [[1, 1], [0, NOBODY]], Purpose.SLO)
+    two = plan([2, 3], [[1, 1], [0, NO_DRAFTER]], Purpose.SLO)
     said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), two, None)
     assert said == "2 requests: k = 2 from eagle for 1, k = 3 from pld for 2 because requests are behind their TPOT"
 

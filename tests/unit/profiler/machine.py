@@ -81,7 +81,7 @@ class Machine:
         if ask.drafter in self.drafters and ask.drafter not in self.suspended:
             draft_s[ask.drafter] = self._drafting_s(self.drafters[ask.drafter], shape, ask.point) * self._noise()
         self.time_s += target_s + sum(draft_s.values())
-        mode = ExecutionMode.RAGGED if ask.point.is_varlen else ExecutionMode.UNIFORM
+        mode = ExecutionMode.VARLEN if ask.point.is_varlen else ExecutionMode.UNIFORM
         return MeasuredStep(shape, mode, target_s, ask.point.verify if ask.drafter else 0, ask.point.width, draft_s)
 
     def _drafting_s(self, cost: DrafterCost, shape: Shape, point: GridPoint) -> float:

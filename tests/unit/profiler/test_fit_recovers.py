@@ -57,7 +57,7 @@ def test_noisy_machine_is_predicted_within_ten_percent():
     assert held_out_percent(fitted.values()) <= 10
     for visit in machine.orders:
         shape = shape_of(visit.point)
-        mode = ExecutionMode.RAGGED if visit.point.is_varlen else ExecutionMode.UNIFORM
+        mode = ExecutionMode.VARLEN if visit.point.is_varlen else ExecutionMode.UNIFORM
         assert fitted[mode].cost.seconds(shape) == pytest.approx(TARGET.seconds(shape), rel=0.2)
 
 
@@ -171,7 +171,7 @@ def steps(
     for batch, verified in tokens:
         shape = Shape(64 * batch, batch + verified, batch, 0.064 * (batch + verified))
         seconds = cost.seconds(shape) * noise.uniform(0.93, 1.07)
-        point = GridPoint(64, batch, verified, uneven=mode is ExecutionMode.RAGGED)
+        point = GridPoint(64, batch, verified, uneven=mode is ExecutionMode.VARLEN)
         result.append(Measurement(point, shape, mode, seconds, math.nan))
     return result
 
@@ -188,10 +188,10 @@ def test_constant_of_varlen_steps_is_fitted_from_few_shapes(seed: int):
     even = StepCost(1e-6, 4e-4, 5e-4, 16.0, constant_s=0.03)
     uneven = dataclasses.replace(even, constant_s=0.032)
     fitted = fit_modes(
-        [*steps(even, ExecutionMode.UNIFORM, EVEN, noise), *steps(uneven, ExecutionMode.RAGGED, UNEVEN, noise)], ()
+        [*steps(even, ExecutionMode.UNIFORM, EVEN, noise), *steps(uneven, ExecutionMode.VARLEN, UNEVEN, noise)], ()
     )
     shape = Shape(64 * 48, 49, 48, 3.0)
-    more_s = fitted[ExecutionMode.RAGGED].cost.seconds(shape) - fitted[ExecutionMode.UNIFORM].cost.seconds(shape)
+    more_s = fitted[ExecutionMode.VARLEN].cost.seconds(shape) - fitted[ExecutionMode.UNIFORM].cost.seconds(shape)
     assert more_s == pytest.approx(0.002, abs=0.003)
 
 
@@ -203,9 +203,9 @@ def test_modes_with_different_slopes_are_fitted_apart():
         StepCost(per_batched_token_s=5e-4, constant_s=0.01),
     )
     fitted = fit_modes(
-        [*steps(even, ExecutionMode.UNIFORM, EVEN, noise), *steps(uneven, ExecutionMode.RAGGED, UNEVEN, noise)], ()
+        [*steps(even, ExecutionMode.UNIFORM, EVEN, noise), *steps(uneven, ExecutionMode.VARLEN, UNEVEN, noise)], ()
     )
-    for mode, cost in ((ExecutionMode.UNIFORM, even), (ExecutionMode.RAGGED, uneven)):
+    for mode, cost in ((ExecutionMode.UNIFORM, even), (ExecutionMode.VARLEN, uneven)):
         shape = Shape(640, 40, 10, 2.6)
         assert fitted[mode].cost.seconds(shape) == pytest.approx(cost.seconds(shape), rel=0.1)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_CLASS
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.simulate import recording as recordings
@@ -192,7 +192,7 @@ def test_a_file_that_is_no_recording_is_refused_with_what_it_lacks(tmp_path):
 
 
 def test_requests_without_a_class_say_so():
-    assert (static(2).slo_class == NOBODY).all()
+    assert (static(2).slo_class == NO_CLASS).all()
 
 
 def test_where_memory_is_full_ours_speculates_in_the_rest_of_the_blocks_that_requests_hold():
@@ -265,7 +265,7 @@ def watched(*, asynchronous: bool, policy: Policy | None = None) -> tuple[Watche
 def test_replay_asynchronous_lookup_plans_see_placeholders():
     """Bug: the replay showed the hits of a lookup that vLLM does not know yet, so plans looked better than on GPUs."""
     late, _ = watched(asynchronous=True)
-    lengths = [np.bincount(forest.request, minlength=forest.asked.shape[1]) for forest in late.forests]
+    lengths = [np.bincount(forest.request, minlength=forest.drafter_order.shape[1]) for forest in late.forests]
     assert set(np.concatenate(lengths).tolist()) == {4}
     assert all(np.isnan(forest.confidence).all() for forest in late.forests)
     early, _ = watched(asynchronous=False)

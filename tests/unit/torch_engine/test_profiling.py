@@ -61,8 +61,8 @@ def test_driver_reports_limits_and_drafters(driver: Driver) -> None:
         (GridPoint(64, 4, 3), "eagle", 16, ExecutionMode.UNIFORM),
         (GridPoint(64, 2, 3, width=3), "eagle", 8, ExecutionMode.UNIFORM),
         (GridPoint(64, 2, 3, width=4), "draft", 8, ExecutionMode.UNIFORM),
-        (GridPoint(64, 4, 3, uneven=True), "draft", 10, ExecutionMode.RAGGED),
-        (GridPoint(64, 3, 1, prefill=64), "pld", 70, ExecutionMode.RAGGED),
+        (GridPoint(64, 4, 3, uneven=True), "draft", 10, ExecutionMode.VARLEN),
+        (GridPoint(64, 3, 1, prefill=64), "pld", 70, ExecutionMode.VARLEN),
     ],
 )
 def test_measured_step_has_the_grid_points_shape(

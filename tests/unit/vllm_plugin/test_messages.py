@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
@@ -19,17 +19,17 @@ def order(passes: list[int], drafter_order: list[list[int]], runs: list[bool], *
 
 
 def test_worker_gets_first_and_second_drafter() -> None:
-    message = draft_order(7, order([3, 2, 0], [[0, 1], [1, NOBODY]], [True, True, False]))
+    message = draft_order(7, order([3, 2, 0], [[0, 1], [1, NO_DRAFTER]], [True, True, False]))
     assert (message.step, message.draft_tokens) == (7, 3)
     assert message.chosen.tolist() == [0, 1]
-    assert message.second.tolist() == [1, NOBODY]
+    assert message.second.tolist() == [1, NO_DRAFTER]
     assert message.passes.tolist() == [3, 2, IDLE]
 
 
 def test_a_head_that_only_reads_runs_its_first_pass() -> None:
-    message = draft_order(1, order([0], [[NOBODY]], [True]))
+    message = draft_order(1, order([0], [[NO_DRAFTER]], [True]))
     assert message.passes.tolist() == [0]
-    assert message.second.tolist() == [NOBODY]
+    assert message.second.tolist() == [NO_DRAFTER]
 
 
 def test_an_order_crosses_processes_whole() -> None:

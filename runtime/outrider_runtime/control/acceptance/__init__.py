@@ -1,7 +1,7 @@
-"""What is accepted: P(a node is accepted | its parent was).
+"""Acceptance rates: P(a node is accepted | its parent was).
 
-estimate  by drafter, depth, confidence, class and request: what plans ask for
-trials    what is counted of each step
-groups    what sets a class or a request apart
-trees     a node's later children, and a beam's places
+estimate  the rate by drafter, depth, confidence, class and request, as plans read it
+trials    the counts of each step that it rests on
+groups    how a class or a request differs from the mean
+trees     a node's children after the first, and the nodes of a beam
 """

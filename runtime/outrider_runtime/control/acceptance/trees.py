@@ -1,12 +1,12 @@
-"""Trees: how likely the later children of a node are, and what a wider beam finds.
+"""Trees: acceptance rates of a node's later children, and of the nodes of a beam.
 
-A drafter's first child of a node is judged as a chain's is (`estimate`). The target takes another one only where it
-does not take that: a later child has what its drafter says of it, given that the first one is wrong, times one factor
-for its rank. So the children of a node never sum to more than 1, and a request whose first ones hold has less to expect
-of the others.
+A drafter's first child of a node is judged like a token of a chain (`estimate`). The target accepts a later child only
+if it rejects the first one. So a later child's probability is its drafter's own probability for it, given that the
+first child is wrong, times a factor for its rank. The probabilities of a node's children thus never sum to more than 1,
+and the likelier a request's first children are, the less likely are its later ones.
 
-Before there are nodes, a beam is weighed by places: how often the target's token is the w-th likeliest node of a depth,
-given that it was in the beam at the depth before.
+Before nodes are proposed, a beam is judged by places: how often the target's token is the w-th likeliest node of a
+depth, given that it was in the beam at the depth before.
 
 Shapes: D drafters, K depths, W places at a depth of the widest beam, M nodes, N requests.
 """
@@ -21,58 +21,60 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Bools, Floats, Ints
 from outrider_runtime.control.data.forest import ROOT, Nodes
 
-_EXPECTED, _TAKEN = 0, 1
-"""Of a rank: what its drafter says, summed over its trials, and how often the target took it. Of a place: trials, and
-the same."""
+_EXPECTED, _ACCEPTED = 0, 1
+"""Columns of the counts of a rank or a place: the acceptances that the drafter's own probabilities expect (for a place:
+trials), and acceptances."""
 FACTOR_PRIOR, MOST_FACTOR, MOST_RANK_TRIALS = 4.0, 5.0, 100.0
-"""Acceptances that a rank's factor of 1 counts for; its most; and the most expected acceptances that it rests on."""
+"""Expected acceptances that a factor of 1 counts for; largest factor; most expected acceptances that a factor rests
+on."""
 PLACE_PRIOR, MOST_PLACE_TRIALS = 12.0, 400.0
+"""Trials that a place's prior counts for; most trials that its rate rests on."""
 LATER_SHARE = 0.35
-"""Of what the places before leave, what the next one has before it was tried."""
+"""Prior rate of a place / the probability that the places before it leave over."""
 LEAST_SAID, LEAST_DOUBT = 1e-4, 1e-9
+"""Least 1 - P(first child) and 1 - P(first place) that other probabilities are divided by."""
 
 
 class Beams(NamedTuple):
-    """What the drafters' beams offer for the next step."""
+    """Acceptance rates of the drafters' beams in the next step."""
 
     places: Floats
-    """(D, K, W): how often the target's token is at each place of a depth, given that it was in the beam before."""
-    hazards: Floats
-    """(D, K): of chains."""
+    """(D, K, W): P(the target's token is at a place of a depth | it was in the beam at the depth before)."""
+    chain_rates: Floats
+    """(D, K): acceptance rates of chains."""
     widest: Ints
-    """(D,); 1: chains only."""
+    """(D,): most nodes at a depth; 1: chains only."""
 
 
 @compiled
-def beams(places: Floats, hazards: Floats, widest: Ints) -> Beams:
-    """places: (D, K, W, 2), what was counted; hazards: (D, K), of chains."""
+def beams(places: Floats, chain_rates: Floats, widest: Ints) -> Beams:
+    """The rates from the counts of places (D, K, W, 2). chain_rates: (D, K), acceptance rates of chains."""
     drafters, depths, most = places.shape[:3]
     rates = np.ones((drafters, depths, most))
     for d in range(drafters if most > 1 else 0):
-        rates[d] = _place_rates(places[d], hazards[d])
-    return Beams(rates, hazards, widest)
+        rates[d] = _place_rates(places[d], chain_rates[d])
+    return Beams(rates, chain_rates, widest)
 
 
 @compiled
-def _said(confidence: float) -> float:
+def _own_probability(confidence: float) -> float:
     return float(1.0 / (1.0 + np.exp(-confidence)))
 
 
 @compiled
 def _above(nodes: Nodes, m: int) -> int:
-    """Number of what a node follows, the requests' roots after all nodes."""
+    """Number of a node's parent; a request's root is numbered `M + request`."""
     parent = nodes.parent[m]
     return int(parent if parent != ROOT else len(nodes.parent) + nodes.request[m])
 
 
 @compiled
 def _later_chances(nodes: Nodes, requests: int) -> Floats:
-    """(M,): of a drafter's later children, what it says of them, given that its first one is wrong; NaN for the first
-    ones."""
+    """(M,): the drafter's own P(a later child is right | the first child is wrong); NaN for first children."""
     count, drafter = len(nodes.request), nodes.drafter
     said, doubt, whose = np.full(count, np.nan), np.full(count + requests, np.nan), np.full(count + requests, -1)
     for m in range(count):
-        above, own = _above(nodes, m), _said(nodes.confidence[m])
+        above, own = _above(nodes, m), _own_probability(nodes.confidence[m])
         if whose[above] == drafter[m]:
             said[m] = min(1.0, own / max(doubt[above], LEAST_SAID))
         else:
@@ -82,20 +84,20 @@ def _later_chances(nodes: Nodes, requests: int) -> Floats:
 
 @compiled
 def _factor(rank: Floats) -> float:
-    return float(min((rank[_TAKEN] + FACTOR_PRIOR) / (rank[_EXPECTED] + FACTOR_PRIOR), MOST_FACTOR))
+    return float(min((rank[_ACCEPTED] + FACTOR_PRIOR) / (rank[_EXPECTED] + FACTOR_PRIOR), MOST_FACTOR))
 
 
 @compiled
 def tree_paths(ranks: Floats, paths: Floats, nodes: Nodes, requests: int) -> Floats:
-    """(M,) paths, from those (M,) of nodes that were each judged as a first child. ranks: (D, W, 2)"""
+    """(M,): path probabilities, from `paths` (M,), where every node is judged as a first child. ranks: (D, W, 2)"""
     said = _later_chances(nodes, requests)
-    found = np.zeros(len(paths))
-    missed = np.ones(len(paths) + requests)  # the target takes none of a node's children so far
+    tree = np.zeros(len(paths))
+    missed = np.ones(len(paths) + requests)  # P(the target accepts none of a node's children so far)
     first_missed = np.ones(len(missed))
     for m in range(len(paths)):
         parent, above = nodes.parent[m], _above(nodes, m)
-        as_first, before = (1.0, 1.0) if parent == ROOT else (paths[parent], found[parent])
-        if paths[m] == 0.0:  # the request has no token left for it
+        as_first, before = (1.0, 1.0) if parent == ROOT else (paths[parent], tree[parent])
+        if paths[m] == 0.0:  # the request may not produce a token for it
             continue
         if np.isnan(said[m]):
             edge = min(paths[m] / as_first, missed[above])
@@ -104,23 +106,23 @@ def tree_paths(ranks: Floats, paths: Floats, nodes: Nodes, requests: int) -> Flo
             rank = ranks[nodes.drafter[m], min(nodes.rank[m], ranks.shape[1] - 1)]
             edge = min(said[m] * _factor(rank) * first_missed[above], missed[above])
         missed[above] -= edge
-        found[m] = before * edge
-    return found
+        tree[m] = before * edge
+    return tree
 
 
 @compiled
 def count_trees(
     ranks: Floats, places: Floats, nodes: Nodes, verified: Bools, accepted: Bools, requests: int
 ) -> None:  # fmt: skip
-    """A step's trees. ranks: (D, W, 2), places: (D, K, W, 2); verified, accepted: (M,), as `Outcome` has them."""
+    """Count a step's trees. ranks: (D, W, 2), places: (D, K, W, 2). verified, accepted: (M,), see `Outcome`."""
     _count_ranks(ranks, nodes, _later_chances(nodes, requests), verified, accepted, requests)
     _count_places(places, nodes, verified, accepted, requests)
 
 
 @compiled
 def _count_ranks(ranks: Floats, nodes: Nodes, said: Floats, verified: Bools, accepted: Bools, requests: int) -> None:
-    """A later child is on trial where the target's token behind its parent is known, and is no first child."""
-    taken = np.zeros(len(said) + requests, np.bool_)  # a first child is
+    """Count trials of later children: the target's token after the parent is known and is not the first child."""
+    taken = np.zeros(len(said) + requests, np.bool_)  # the first child is accepted
     for m in range(len(said)):
         parent, above = nodes.parent[m], _above(nodes, m)
         known = parent == ROOT or (accepted[parent] and verified[parent])
@@ -133,7 +135,7 @@ def _count_ranks(ranks: Floats, nodes: Nodes, said: Floats, verified: Bools, acc
 
 @compiled
 def _count_places(places: Floats, nodes: Nodes, verified: Bools, accepted: Bools, requests: int) -> None:
-    """A depth of a beam is on trial where the target's way was in the beam at the depth before. Chains are none."""
+    """Count trials of places: the target's tokens were in the beam at the depth before. Chains are not counted."""
     drafters, depths, widest = places.shape[:3]
     width = np.zeros((requests, drafters, depths), np.int64)
     took = np.full((requests, drafters, depths), -1)
@@ -157,34 +159,36 @@ def _count_places(places: Floats, nodes: Nodes, verified: Bools, accepted: Bools
 def _count(counts: Floats, expected: float, happened: bool, most: float) -> None:
     counts *= min(1.0, most / (counts[_EXPECTED] + expected))
     counts[_EXPECTED] += expected
-    counts[_TAKEN] += happened
+    counts[_ACCEPTED] += happened
 
 
 @compiled
-def _place_rates(places: Floats, hazards: Floats) -> Floats:
+def _place_rates(places: Floats, chain_rates: Floats) -> Floats:
     depths, widest = places.shape[:2]
     rates = np.zeros((depths, widest))
     for k in range(depths):
         left = 1.0
         for w in range(widest):
             if k == 0:
-                prior = hazards[0] if w == 0 else LATER_SHARE * left
-            else:  # as at the depth before, and as a chain's odds fall from there
-                prior = rates[k - 1, w] * (min(1.0, hazards[k] / hazards[k - 1]) if w == 0 else 1.0)
-            rate = (places[k, w, _TAKEN] + PLACE_PRIOR * prior) / (places[k, w, _EXPECTED] + PLACE_PRIOR)
+                prior = chain_rates[0] if w == 0 else LATER_SHARE * left
+            else:  # the rate at the depth before, falling as a chain's rate does
+                prior = rates[k - 1, w] * (min(1.0, chain_rates[k] / chain_rates[k - 1]) if w == 0 else 1.0)
+            rate = (places[k, w, _ACCEPTED] + PLACE_PRIOR * prior) / (places[k, w, _EXPECTED] + PLACE_PRIOR)
             rates[k, w] = min(rate, left)
             left -= rates[k, w]
     return rates
 
 
 @compiled
-def place_rates(chains: Floats, places: Floats, hazards: Floats) -> Floats:
-    """(K, W, N): how likely the target's token is at each place of a request's beam, given that it was in the beam
-    before. A request differs from the others as its chains (K, N) do; 0 where it has no room."""
+def place_rates(chains: Floats, places: Floats, chain_rates: Floats) -> Floats:
+    """(K, W, N): P(the target's token is at a place of a request's beam | it was in the beam at the depth before).
+
+    A request's beam differs from the mean as its chains (K, N) do; 0 past the tokens that it may still produce.
+    """
     depths, requests = chains.shape
     rates = np.zeros((depths, places.shape[1], requests))
     for i in range(requests):
-        factor = chains[0, i] / (1.0 - chains[0, i]) * (1.0 - hazards[0]) / hazards[0]
+        factor = chains[0, i] / (1.0 - chains[0, i]) * (1.0 - chain_rates[0]) / chain_rates[0]
         for k in range(depths):
             if chains[k, i] <= 0.0:
                 break
@@ -198,13 +202,12 @@ def place_rates(chains: Floats, places: Floats, hazards: Floats) -> Floats:
 
 @compiled
 def most_gained(paths: Floats, beams: Beams) -> Floats:
-    """(N,): the most tokens beyond the bonus token that any drafter is expected to bring if it has a proposal. paths:
-    (D, K, N)."""
+    """(N,): the most accepted tokens that any drafter is expected to bring if it has a proposal. paths: (D, K, N)."""
     drafters, depths, requests = paths.shape
     most = np.zeros(requests)
     for d in range(drafters):
         widest = beams.widest[d]
-        rates = place_rates(paths[d], beams.places[d], beams.hazards[d]) if widest > 1 else paths[:0]
+        rates = place_rates(paths[d], beams.places[d], beams.chain_rates[d]) if widest > 1 else paths[:0]
         for i in range(requests):
             gain, beam, reach = paths[d, :, i].sum(), 0.0, 1.0
             for k in range(depths if widest > 1 else 0):

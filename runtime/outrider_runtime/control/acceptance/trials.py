@@ -1,4 +1,4 @@
-"""What trials teach: discounted counts by depth and bin of confidence, and how often drafters propose anything.
+"""What trials teach: decaying counts of acceptances by depth and bin of confidence, and of hits.
 
 Shapes: D drafters, K depths, B bins, G groups (see `groups`); N requests, M nodes, R ranks.
 """
@@ -12,23 +12,28 @@ import numpy as np
 from outrider_runtime.control.acceptance.groups import LEAST, MOST, MOST_TRIALS, count_trial, pool_tried
 from outrider_runtime.control.acceptance.trees import count_trees
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import NOBODY, Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Columns, Floats, Ints
 from outrider_runtime.control.data.forest import Nodes
 
 BINS = 8
+"""Bins of a drafter's confidence."""
 ANY = BINS
-"""Column of all bins together: what is known before there is a confidence."""
+"""Column for all bins together, used while the confidence is not known."""
 PRIOR, PRIOR_TRIALS = 0.6, 4.0
+"""Prior acceptance rate of the first depth, and the trials that it counts for."""
 DEPTH_TRIALS = 12.0
-"""What the depth before it counts for in a depth's estimate: few requests reach deep positions, the easy ones first."""
+"""Trials that the rate of the depth before counts for in a depth's rate: few requests reach deep positions, and those
+are the easy ones."""
 BIN_TRIALS = 6.0
-MET_TRIALS, MET_ASKED = 12.0, 24.0
-"""Tried, or asked, so often, a drafter is no stranger."""
+"""Trials that a depth's rate counts for in the rate of each of its bins."""
+HISTORY_TRIALS, HISTORY_REQUESTS = 12.0, 24.0
+"""A drafter has history after so many trials of its first position, or so many scheduled requests."""
 HIT_TRIALS = 2.0
+"""Trials that a hit rate of 1 counts for."""
 
 
 class Verdicts(NamedTuple):
-    """What came of a step's nodes, as `Outcome` has it. All (M,)."""
+    """The verdicts on a step's nodes, see `Outcome`. All (M,)."""
 
     verified: Bools
     accepted: Bools
@@ -36,98 +41,99 @@ class Verdicts(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """All that is counted, in place, and what follows from it."""
+    """All counts, which are updated in place, and the rates that follow from them."""
 
     tried: Floats
     """(D, K, B+1)"""
     accepted: Floats
     """(D, K, B+1)"""
-    hazards: Floats
-    """(D, K, B+1): posterior means, without the factors."""
+    acceptance_rates: Floats
+    """(D, K, B+1): posterior means, without the factors of class and request."""
     groups: Floats
-    """(D, G, 5)"""
-    asked: Floats
-    """(D, K): how often so many tokens were asked for."""
-    offered: Floats
-    """(D, K): how often there were as many."""
+    """(D, G, 5): see `groups`."""
+    scheduled: Floats
+    """(D, K): number of scheduled proposals of at least that depth."""
+    proposed: Floats
+    """(D, K): how many of them the drafter had."""
     classes: int
-    """Of SLOs, without that of none."""
-    met: Bools
-    """(D,): drafters that were tried often enough once to be no strangers."""
+    """SLO classes, not counting "no class"."""
+    has_history: Bools
+    """(D,): drafters that once had enough trials to trust their estimates."""
     edges: Floats
-    """(D, B-1): between the bins of confidence."""
+    """(D, B-1): edges between the bins of confidence."""
     passes: Bools
     """(D,): see `settings.Drafter`."""
     stands_in: Bools
     """(D,): see `settings.Drafter`."""
     most: Ints
-    """(D,): tokens that each proposes for a request at most."""
+    """(D,): largest draft length of each drafter."""
     widest: Ints
     """(D,): see `settings.Drafter`."""
     ranks: Floats
-    """(D, W, 2): of later children, see `trees`. W: 1 where nobody can propose trees."""
+    """(D, W, 2): counts of later children by rank, see `trees`. W is 1 if no drafter can propose trees."""
     places: Floats
-    """(D, K, W, 2): of beams, see `trees`."""
+    """(D, K, W, 2): counts of places in beams, see `trees`."""
 
 
 @compiled
 def bin_of(confidence: float, edges: Floats) -> int:
-    """The column of a confidence; edges: (B-1,) of its drafter."""
+    """The column of a confidence. edges: (B-1,) of its drafter."""
     return ANY if np.isnan(confidence) else int(np.searchsorted(edges, confidence))
 
 
 @compiled
 def observe(
-    known: Counts, batch: Columns, nodes: Nodes, asked: Ints, lengths: Ints, verdicts: Verdicts
+    known: Counts, batch: Columns, nodes: Nodes, drafter_order: Ints, lengths: Ints, verdicts: Verdicts
 ) -> None:  # fmt: skip
-    """Count a step's trials. asked (R, N), lengths (D,): see `Forest`. A later child is no trial of a chain."""
+    """Count a step's trials. drafter_order (R, N), lengths (D,): see `Forest`. A later child is no trial of a chain."""
     accepted, trials = verdicts.accepted, verdicts.tried
     if known.ranks.shape[1] > 1:
         count_trees(known.ranks, known.places, nodes, verdicts.verified, accepted, len(batch.slot))
         trials = trials & (nodes.rank == 0)
-    _count_hits(known, nodes, asked, lengths, batch.left)
-    classes, depths, bins = known.classes, known.hazards.shape[1], np.empty(len(trials), np.int64)
+    _count_hits(known, nodes, drafter_order, lengths, batch.left)
+    classes, depths, bins = known.classes, known.acceptance_rates.shape[1], np.empty(len(trials), np.int64)
     for m in range(len(trials)):
         bins[m] = bin_of(nodes.confidence[m], known.edges[nodes.drafter[m]])
     _count_trials(known, nodes, bins, trials, accepted)
     for m in np.flatnonzero(trials):
         d, i = nodes.drafter[m], nodes.request[m]
-        chances, groups = known.hazards[d, min(nodes.depth[m], depths) - 1], known.groups[d]
+        rates, groups = known.acceptance_rates[d, min(nodes.depth[m], depths) - 1], known.groups[d]
         rows = (min(batch.slo_class[i], classes - 1) + 1, classes + 1 + batch.slot[i])
-        count_trial(groups, pool_tried(groups, classes), rows, chances[bins[m]], chances[ANY], accepted[m])
-    for d in range(len(known.met)):
-        known.met[d] |= known.tried[d, 0, ANY] >= MET_TRIALS or known.asked[d, 0] >= MET_ASKED
+        count_trial(groups, pool_tried(groups, classes), rows, rates[bins[m]], rates[ANY], accepted[m])
+    for d in range(len(known.has_history)):
+        known.has_history[d] |= known.tried[d, 0, ANY] >= HISTORY_TRIALS or known.scheduled[d, 0] >= HISTORY_REQUESTS
 
 
 @compiled
-def _count_hits(known: Counts, nodes: Nodes, asked_of: Ints, lengths: Ints, left: Ints) -> None:
-    """Proposals that a request has no tokens left for are not missed."""
-    asked, offered = known.asked, known.offered
-    (drafters, depths), requests = asked.shape, asked_of.shape[1]
+def _count_hits(known: Counts, nodes: Nodes, drafter_order: Ints, lengths: Ints, left: Ints) -> None:
+    """Count scheduled proposals and those that drafters had. A missing proposal does not count where the request may
+    not produce a token for it."""
+    scheduled, proposed = known.scheduled, known.proposed
+    (drafters, depths), requests = scheduled.shape, drafter_order.shape[1]
     deepest = np.zeros((drafters, requests), np.int64)
     for m in range(len(nodes.request)):
         d, i = nodes.drafter[m], nodes.request[m]
         deepest[d, i] = max(deepest[d, i], nodes.depth[m])
     for i in range(requests):
-        for rank in range(asked_of.shape[0]):
-            d = asked_of[rank, i]
-            if d == NOBODY:
+        for rank in range(drafter_order.shape[0]):
+            d = drafter_order[rank, i]
+            if d == NO_DRAFTER:
                 break
-            found = min(deepest[d, i], depths)
-            asked[d, : min(max(min(lengths[d], left[i] - 1), found), depths)] += 1.0
-            offered[d, :found] += 1.0
-            if found > 0:
+            length = min(deepest[d, i], depths)
+            scheduled[d, : min(max(min(lengths[d], left[i] - 1), length), depths)] += 1.0
+            proposed[d, :length] += 1.0
+            if length > 0:
                 break
     for d in range(drafters):
         for k in range(depths):
-            keep = min(1.0, MOST_TRIALS / max(asked[d, k], 1e-9))
-            asked[d, k] *= keep
-            offered[d, k] *= keep
+            keep = min(1.0, MOST_TRIALS / max(scheduled[d, k], 1e-9))
+            scheduled[d, k] *= keep
+            proposed[d, k] *= keep
 
 
 @compiled
 def _count_trials(known: Counts, nodes: Nodes, bins: Ints, trials: Bools, accepted: Bools) -> None:
-    """Count for depths and bins."""
+    """Count trials and acceptances by depth and bin."""
     tried, successes = known.tried, known.accepted
     for m in np.flatnonzero(trials):
         d, k = nodes.drafter[m], min(nodes.depth[m], tried.shape[1]) - 1
@@ -152,14 +158,15 @@ def _limit(tried: Floats, successes: Floats) -> None:
 
 @compiled
 def refresh(known: Counts) -> None:
-    """Posterior means: each depth shrinks to the one before it, the first to the prior; each bin to its depth."""
-    tried, accepted, hazards = known.tried, known.accepted, known.hazards
+    """Set the posterior means: each depth shrinks to the one before it, the first to the prior; each bin to its
+    depth."""
+    tried, accepted, acceptance_rates = known.tried, known.accepted, known.acceptance_rates
     for d in range(tried.shape[0]):
         mean, strength = PRIOR, PRIOR_TRIALS
         for k in range(tried.shape[1]):
             mean = (accepted[d, k, ANY] + strength * mean) / (tried[d, k, ANY] + strength)
-            hazards[d, k, ANY] = min(mean, MOST)
+            acceptance_rates[d, k, ANY] = min(mean, MOST)
             strength = DEPTH_TRIALS
             for b in range(BINS):
                 own = (accepted[d, k, b] + BIN_TRIALS * mean) / (tried[d, k, b] + BIN_TRIALS)
-                hazards[d, k, b] = min(max(own, LEAST), MOST)
+                acceptance_rates[d, k, b] = min(max(own, LEAST), MOST)

@@ -1,6 +1,6 @@
-"""The batch as one arm of a draft canary sees it: as if every request were its own.
+"""The batch that one arm of a draft canary is planned for: as if every request were its own.
 
-Else the loop, which pays a drafter's fixed pass once for a whole batch, would run only the drafter that is ahead.
+Otherwise the loop, which pays a drafter's fixed costs once for a whole batch, would run only the better drafter.
 N requests, M nodes.
 """
 
@@ -11,42 +11,43 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, STABLE, Batch, Bools, Ints
+from outrider_runtime.control.data.batch import NO_ARM, NO_CLASS, STABLE, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import ROOT, Forest
 
 
 def own_requests(batch: Batch, arm: int) -> Bools:
-    """(N,): requests that are decided with the arm; those from before the canary with the stable one."""
+    """(N,): requests that are planned with the arm. Those from before the canary belong to the stable arm."""
     assert batch.arm is not None
-    return np.asarray((batch.arm == arm) | ((batch.arm == NOBODY) & (arm == STABLE)))
+    return np.asarray((batch.arm == arm) | ((batch.arm == NO_ARM) & (arm == STABLE)))
 
 
 def to_draft_for(batch: Batch, own: Bools) -> Batch:
-    """The batch that an arm chooses drafters for. Requests of the other arm stand for more of its own: the arm's
-    drafters have read them, and no SLO class hurries the choice for them. own: (N,)."""
+    """The batch that an arm chooses drafters for. Requests of the other arm stand for further ones of its own: without
+    KV gaps in the arm's drafters, and without an SLO class. own: (N,), the arm's requests."""
     read = np.minimum(batch.missing, np.maximum(1, batch.prompt))
     return dataclasses.replace(
         batch,
         missing=np.where(own, batch.missing, read),
-        slo_class=np.where(own, batch.slo_class, NOBODY),
+        slo_class=np.where(own, batch.slo_class, NO_CLASS),
         arm=None,
     )
 
 
 class OwnForest(NamedTuple):
-    """A batch and its proposals, in which requests of the arm stand in for decoding ones of the other arm."""
+    """A batch and its proposals, in which copies of the arm's requests replace decoding requests of the other arm."""
 
     batch: Batch
     forest: Forest
     number: Ints
-    """(M',): each node's number among the real ones."""
+    """(M',): each node's number in the original forest."""
     is_real: Bools
-    """(M',): nodes of the arm's requests themselves, not of their copies."""
+    """(M',): nodes of the arm's requests themselves, not of copies."""
 
 
 def to_verify(batch: Batch, forest: Forest, own: Bools, passes: Ints | None) -> OwnForest:
-    """own: (N,), some of which decode. passes: (D,), tokens that the arm ordered of each drafter, of
-    which the other arm may have ordered more; None: all that are proposed."""
+    """The batch and proposals that an arm chooses nodes to verify for. own: (N,), the arm's requests; some of them
+    decode. passes: (D,), the arm's own draft lengths, since the other arm may have ordered more of a drafter; None: all
+    proposals."""
     source, usable = _sources(batch, own), own[forest.request]
     if passes is not None:
         usable &= forest.depth <= passes[forest.drafter]
@@ -57,7 +58,7 @@ def to_verify(batch: Batch, forest: Forest, own: Bools, passes: Ints | None) -> 
     placeholders = None if forest.placeholders is None else forest.placeholders[source]
     copied = dataclasses.replace(
         forest, request=request, parent=parent, drafter=forest.drafter[number], depth=forest.depth[number],
-        rank=forest.rank[number], confidence=forest.confidence[number], asked=forest.asked[:, source],
+        rank=forest.rank[number], confidence=forest.confidence[number], drafter_order=forest.drafter_order[:, source],
         lengths=forest.lengths if passes is None else np.minimum(forest.lengths, passes), placeholders=placeholders,
     )  # fmt: skip
     is_real = source[request] == request
@@ -65,7 +66,8 @@ def to_verify(batch: Batch, forest: Forest, own: Bools, passes: Ints | None) -> 
 
 
 def _sources(batch: Batch, own: Bools) -> Ints:
-    """(N,): the request that each row shows: itself, or for a decoding one of the other arm one of the arm in turn."""
+    """(N,): the request that each row is a copy of: itself, or for a decoding request of the other arm one of the
+    arm's, in turn."""
     source, decodes = np.arange(len(batch)), batch.decodes
     others = np.flatnonzero(~own & decodes)
     source[others] = np.resize(np.flatnonzero(own & decodes), len(others))
@@ -73,7 +75,8 @@ def _sources(batch: Batch, own: Bools) -> Ints:
 
 
 def _copied_nodes(forest: Forest, usable: Ints, source: Ints) -> tuple[Ints, Ints, Ints]:
-    """(M',) each: number among the real nodes, request, parent. usable: numbers of nodes, each with its parent."""
+    """(M',) each: a copied node's number in the original forest, its request, its parent. usable: numbers of the nodes
+    to copy, each with its parent."""
     kept = usable[np.argsort(forest.request[usable], kind="stable")]
     counts = np.bincount(forest.request[kept], minlength=len(source))
     first = np.cumsum(counts) - counts

@@ -1,6 +1,6 @@
-"""Plans of a draft canary: each arm's own, brought together for the batch that both share.
+"""Plans of a draft canary: each arm is planned separately, and the two plans are merged for the batch that they share.
 
-Each arm has its own choice, trials of drafters and lambda. Acceptance, costs and probes (k = 0 for every request) are
+Each arm has its own choice, explorations and lambda. Acceptance rates, costs and probes (k = 0 for every request) are
 shared. N requests, D drafters, M nodes.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from outrider_runtime.control.arms.arm_batches import own_requests, to_draft_for, to_verify
 from outrider_runtime.control.arms.arm_prices import Credits, step_credits
 from outrider_runtime.control.cost.model import room, this_step
-from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Batch, Bools, Columns, Ints
+from outrider_runtime.control.data.batch import CANDIDATE, NO_DRAFTER, STABLE, Batch, Bools, Columns, Ints
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import ArmPlan, DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.evidence import TRIALS, Evidence
@@ -28,20 +28,20 @@ from outrider_runtime.control.verify import Verify
 ARMS = (STABLE, CANDIDATE)
 RANKS = 2
 _PURPOSES = (Purpose.EXPLORE, Purpose.SLO, Purpose.CHOICE, Purpose.PROBE, Purpose.FIXED)
-"""The purpose of two plans is the first of these that one of them has."""
+"""The purpose of a merged plan is the first of these that one of its two plans has."""
 
 
 def can_compare(settings: Settings, force: InForce) -> bool:
-    """Whether each arm of the canary is served as its pool would be alone: speculation is on, and every drafter of both
-    is loaded, neither paused nor suspended, and may read what it needs. False without a canary."""
-    if settings.hot.arms is None or force.silent or force.pinned is not None:
+    """Whether each arm of the canary is served as if its pool were alone: speculation is on, and every drafter of both
+    pools is loaded, neither paused nor suspended, and fed what it needs. False without a canary."""
+    if settings.hot.arms is None or force.is_silent or force.pinned is not None:
         return False
     usable = {settings.drafters[number].name for number in np.flatnonzero(force.usable).tolist()}
     return frozenset.union(*settings.hot.arms) <= usable
 
 
 class SharedProbes:
-    """Probes of both arms, of which one decision is made a step."""
+    """The probes that both arms share: one decision per step."""
 
     def __init__(self, trials: TrialSchedule) -> None:
         self._trials, self.is_probe = trials, False
@@ -52,18 +52,18 @@ class SharedProbes:
         return self._trials.off
 
     def begin(self, requests: int) -> None:
-        """A decision begins. Whether speculation is the choice is known from the last one."""
+        """Decide whether the next step is a probe. Whether the arms speculate is known from their last choices."""
         self.is_probe = self._trials.probes(requests, speculating=self._speculating, for_slo=self._for_slo)
         self._speculating = self._for_slo = False
 
     def note(self, *, speculating: bool, for_slo: bool) -> None:
-        """An arm has decided."""
+        """Note an arm's choice, for the next decision."""
         self._speculating |= speculating
         self._for_slo |= for_slo
 
 
 class ArmTrials(TrialSchedule):
-    """One arm's trials: explorations of its own, probes with the other arm."""
+    """One arm's trials: its own explorations, and the probes that both arms share."""
 
     def __init__(self, shared: SharedProbes, rng: np.random.Generator) -> None:
         super().__init__(rng)
@@ -79,11 +79,11 @@ class ArmTrials(TrialSchedule):
 
 
 class ArmPlanning:
-    """One arm's planning."""
+    """Plans one arm."""
 
     def __init__(self, number: int, settings: Settings, evidence: Evidence, probes: SharedProbes, expected: UnderWay,
                  rng: np.random.Generator) -> None:  # fmt: skip
-        """expected: whose books of what requests are expected to get are shared."""
+        """expected: holds the tokens that requests are expected to get, which both arms share."""
         self.number = number
         self.evidence = copy.copy(evidence)
         self.evidence.goodput, self.evidence.trials = Goodput(), ArmTrials(probes, rng)
@@ -91,9 +91,9 @@ class ArmPlanning:
         self.verify = Verify(self.evidence, force, under_way, device_ranks=settings.device_ranks)
         self.propose = Propose(settings, self.evidence, force, under_way)
         self.planned: ArmPlan | None = None
-        """The last one, whose proposals are verified next."""
+        """The last draft plan; its proposals are verified next."""
         self.tokens_left_over = 0.0
-        """Part of a token that the last order to the device left out."""
+        """Fraction of a token that the last order to the device left out."""
 
     def settle(self, settings: Settings, suspended: Mapping[int, str], pinned: Pin | None) -> None:
         names = settings.hot.arms[self.number] if settings.hot.arms is not None else frozenset()
@@ -102,11 +102,13 @@ class ArmPlanning:
         self.propose.settle(self.verify.force)
 
     def look_at(self, evidence: Evidence) -> None:
-        """What the shared evidence has replaced since the last step."""
+        """Take over those parts of the shared evidence that may have been replaced since the last step."""
         self.evidence.latency, self.evidence.longest = evidence.latency, evidence.longest
 
 
 class ArmPlanner:
+    """Plans both arms, and merges their plans."""
+
     def __init__(self, settings: Settings, evidence: Evidence, under_way: UnderWay, rng: np.random.Generator) -> None:
         self._evidence, self._drafters = evidence, len(settings.drafters)
         self._probes = SharedProbes(evidence.trials)
@@ -118,9 +120,9 @@ class ArmPlanner:
             arm.settle(settings, suspended, pinned)
 
     @property
-    def passes_by(self) -> bool:
-        """Some drafter that reads is not fed by an arm that has passed it over for a while."""
-        return any(arm.propose.passes_by for arm in self._arms)
+    def has_disabled_drafts(self) -> bool:
+        """Some arm does not feed one of its drafters, since it has not chosen it for a while."""
+        return any(arm.propose.has_disabled_drafts for arm in self._arms)
 
     # -- draft --------------------------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class ArmPlanner:
         return self._together(batch, plans)
 
     def _present(self, batch: Batch) -> Iterable[tuple[ArmPlanning, Bools]]:
-        """Arms that have requests in the batch, and (N,) which."""
+        """Arms that have requests in the batch, each with those requests (N,)."""
         for arm in self._arms:
             arm.look_at(self._evidence)
             own = own_requests(batch, arm.number)
@@ -141,9 +143,9 @@ class ArmPlanner:
 
     def _together(self, batch: Batch, plans: Sequence[tuple[ArmPlanning, Bools, DraftPlan]]) -> DraftPlan:
         passes, widths = np.zeros(self._drafters, np.int64), np.ones(self._drafters, np.int64)
-        order, feed = np.full((RANKS, len(batch)), NOBODY), np.zeros(batch.missing.shape, np.int64)
+        order, feed = np.full((RANKS, len(batch)), NO_DRAFTER), np.zeros(batch.missing.shape, np.int64)
         for arm, own, plan in plans:
-            order[: len(plan.asked), own] = plan.asked[:, own]
+            order[: len(plan.drafter_order), own] = plan.drafter_order[:, own]
             feed[:, own] = plan.feed[:, own]
             runs = (order[:, own] == np.arange(self._drafters)[:, None, None]).any(axis=(1, 2))
             arm.planned = ArmPlan(arm.number, np.where(runs, plan.passes, 0), plan.purpose)
@@ -155,7 +157,7 @@ class ArmPlanner:
     # -- verify -------------------------------------------------------------------------------------------------
 
     def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan | None:
-        """None where there is nothing to decide by arm: no request decodes, or nothing was proposed."""
+        """The merged plan; None if there is nothing to decide by arm: no request decodes, or nothing was proposed."""
         made = list[tuple[ArmPlanning, Bools, VerifyPlan]]()
         nodes = np.zeros(len(forest), bool)
         for arm, own in self._present(batch):
@@ -173,7 +175,7 @@ class ArmPlanner:
         self, batch: Batch, forest: Forest, nodes: Bools, made: Sequence[tuple[ArmPlanning, Bools, VerifyPlan]]
     ) -> VerifyPlan:
         most = room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
-        nodes &= np.cumsum(nodes) <= most  # each arm planned with all of it
+        nodes &= np.cumsum(nodes) <= most  # each arm was planned as if the whole room were its own
         lengths = np.bincount(forest.request[nodes], minlength=len(batch))
         for_slo = any(plan.purpose is Purpose.SLO for _, _, plan in made)
         return VerifyPlan(
@@ -185,7 +187,7 @@ class ArmPlanner:
     # -- observe ------------------------------------------------------------------------------------------------
 
     def observe(self, outcome: Outcome) -> Credits | None:
-        """Learn from a finished step, after the shared evidence has. None for a step without arms."""
+        """Learn from a finished step; call it after the shared evidence has learned. None for a step without arms."""
         plan = outcome.draft_plan
         if outcome.batch.arm is None or not plan.arms:
             return None
@@ -196,7 +198,7 @@ class ArmPlanner:
         return made
 
     def _learn(self, arm: ArmPlanning, planned: ArmPlan, outcome: Outcome, made: Credits) -> None:
-        """The arm's own lambda, and what its trials of drafters cost."""
+        """Learn the arm's own lambda, and charge the cost of its explorations."""
         batch = outcome.batch
         assert batch.arm is not None
         own, evidence = (batch.arm == arm.number) & batch.decodes, arm.evidence
@@ -223,7 +225,7 @@ def _least(values: Iterable[int | None]) -> int | None:
 def _device_order(
     batch: Batch, lengths: Ints, most: int, made: Sequence[tuple[ArmPlanning, Bools, VerifyPlan]]
 ) -> DeviceOrder | None:
-    """Each arm's order for its own requests. None where the host's lengths are final."""
+    """The merged order: each arm's for its own requests. None if the host's lengths are final."""
     caps, forced, weights = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64), np.ones(len(batch))
     tokens, device_ranks = [0] * len(ARMS), False
     for arm, own, plan in made:
@@ -243,9 +245,9 @@ def _device_order(
 
 
 def _own_tokens(arm: ArmPlanning, device: DeviceOrder, mine: Bools, decoding: float) -> int:
-    """Tokens to verify of the arm's own requests, of those that were ordered for `decoding` requests like them.
-
-    Parts of a token are left for the next step: rounded, an arm of few requests would get none. mine: (N,).
+    """Tokens to verify for the arm's own requests `mine` (N,): their share of the order, which was made as if all
+    `decoding` requests were the arm's. A fraction of a token is left for the next step; if it was rounded away, an arm
+    of few requests would get none.
     """
     most, least = int(device.caps[mine].sum()), int(device.forced[mine].sum())
     if device.tokens == device.caps.sum():

@@ -17,9 +17,9 @@ MAX_KNEES = 24
 LOGITS = 6
 """Column of the tokens with logits."""
 LARGER_FORM_GAIN = 0.85
-"""A larger form is kept only if it brings the error to this share of the smaller one's, or lower."""
+"""A larger form is kept only if its error / the smaller form's error is below this."""
 GOOD_ERROR = 0.02
-"""Below this error no larger form is tried."""
+"""A form with a smaller error than this is kept, and no larger one is tried."""
 FOLDS = 4
 
 
@@ -38,25 +38,25 @@ class Sample:
     seconds: float
     weight: float = 1.0
     later: Shape | None = None
-    """An autoregressive drafter's passes after the first, each of this shape; `seconds` is the sum over all."""
+    """Shape of each pass of an autoregressive drafter after the first; `seconds` is the sum over all passes."""
     later_passes: int = 0
     apart: bool = False
-    """Whether the step is of a kind whose constant differs (`Fit.apart_s`); both kinds are fitted together."""
+    """The sample is of a kind whose constant differs by `Fit.apart_s`; both kinds are fitted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     cost: StepCost
     first_pass: StepCost
-    """What the first of several passes costs beyond a pass; nothing where it was not asked for."""
+    """What the first of several passes costs beyond a later one; zero unless `fit(first_pass=True)`."""
     form: Form
     error: float
-    """Median relative error on the held-out samples (on the fitted ones where none were held out)."""
+    """Median relative error on the held-out samples (on the fitted ones if none were held out)."""
     apart_s: float = 0.0
-    """What samples `apart` cost beyond `cost`."""
+    """Seconds that samples `apart` take beyond `cost`."""
 
     def predicted_s(self, sample: Sample) -> float:
-        """What this fit says the sample took, all of its passes together."""
+        """Seconds of the sample as fitted, all of its passes together."""
         seconds = self.cost.seconds(sample.shape) + self.first_pass.seconds(sample.shape)
         if sample.later is not None:
             seconds += sample.later_passes * self.cost.seconds(sample.later)
@@ -74,10 +74,10 @@ def fit(
     *,
     first_pass: bool = False,
 ) -> Fit:
-    """The smallest of `forms` that holds. `first_pass`: the first pass has a constant and a slope of its own on top.
+    """Fit the smallest of `forms` that is good enough. first_pass: the first pass costs a constant and a slope more.
 
-    The form is chosen by cross-validation among `samples`; `held_out` have no part in it and only say how good the
-    result is. Raises ValueError without a sample, or for one whose time is not a positive number.
+    The form is chosen by cross-validation among `samples`. The `held_out` samples are not fitted: they only give the
+    error of the result. Raises ValueError without a sample, or for one whose time is not a positive number.
     """
     _check(samples)
     form = forms[0] if len(forms) == 1 else _smallest_form(samples, forms, first_pass)
@@ -97,7 +97,7 @@ def _smallest_form(samples: Sequence[Sample], forms: Sequence[Form], first_pass:
 
 
 def _cross_validated(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
-    """Median relative error on samples that the fit has not seen."""
+    """Median relative error over all samples, each predicted by a fit to the other folds."""
     if len(samples) < 2 * FOLDS:
         return _median_error(_fit_form(samples, form, first_pass), samples)
     errors = []
@@ -118,7 +118,7 @@ def _fit_form(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
 
 
 def _knees(samples: Sequence[Sample]) -> list[float]:
-    """Candidates: no knee, and batch sizes with at least two sizes measured on either side."""
+    """Candidate knees: none (0), and batch sizes with at least two measured sizes on either side."""
     sizes = sorted({sample.shape.n_batched for sample in samples})
     inner = sizes[1:-2]
     if len(inner) > MAX_KNEES:
@@ -130,7 +130,7 @@ def _solve(samples: Sequence[Sample], form: Form, knee: float, first_pass: bool)
     """Coefficients for one knee, and the weighted squared relative error they leave."""
     design = np.array([_terms(sample, form, knee, first_pass) for sample in samples])  # (samples, 10)
     if not any(sample.shape.n_prompt for sample in samples):
-        design[:, LOGITS] = 0.0  # every token has logits: the term cannot be told from that of batched tokens
+        design[:, LOGITS] = 0.0  # every token has logits: the term is the same as that of batched tokens
     seconds = np.array([sample.seconds for sample in samples])
     weight = np.sqrt([sample.weight for sample in samples]) / seconds
     x, y = design * weight[:, None], seconds * weight
@@ -142,8 +142,8 @@ def _solve(samples: Sequence[Sample], form: Form, knee: float, first_pass: bool)
 
 
 def _terms(sample: Sample, form: Form, knee: float, first_pass: bool) -> Floats:
-    """(10,): seven terms summed over the sample's passes, two of a first pass, one of what is apart. A column of zeros
-    asks for nothing."""
+    """(10,): seven terms summed over the sample's passes, two for the first pass, one for `apart`. The coefficient of a
+    column of zeros is fitted as 0."""
     terms = _features(sample.shape, form, knee)
     if sample.later is not None:
         terms = terms + sample.later_passes * _features(sample.later, form, knee)
@@ -168,7 +168,7 @@ def _check(samples: Sequence[Sample]) -> None:
 
 
 def non_negative(gram: Floats, moment: Floats) -> Floats:
-    """argmin over b >= 0 of `b' gram b - 2 moment' b` (Lawson-Hanson on the normal equations).
+    """Non-negative least squares: argmin over b >= 0 of `b' gram b - 2 moment' b` (Lawson-Hanson).
 
     gram: (p, p), positive semi-definite; moment: (p,). Columns that explain nothing get 0.
     """
@@ -191,7 +191,8 @@ def non_negative(gram: Floats, moment: Floats) -> Floats:
 
 
 def _feasible(gram: Floats, moment: Floats, active: NDArray[np.bool_], start: Floats) -> Floats:
-    """Move from `start` to the unconstrained optimum over `active`, dropping what turns negative on the way."""
+    """Move from `start` to the unconstrained optimum over `active`, without the variables that turn negative on the
+    way."""
     current = start
     while active.any():
         goal = np.zeros_like(current)

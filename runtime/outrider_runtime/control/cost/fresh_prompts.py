@@ -1,18 +1,19 @@
-"""How often steps hold prompts that the batch before them did not: their lengths are unequal, whatever was planned."""
+"""How often a new prefill joins a step when none was pending: such a step is not uniform, whatever was planned."""
 
 from __future__ import annotations
 
-from outrider_runtime.control.value import KEPT
+from outrider_runtime.control.value import DECAY_PER_STEP
 
 
 class FreshPrompts:
-    """Share of steps that hold prompts, among those before which no prompt was left unread."""
+    """Moving average of P(a step holds prompt tokens | no prefill was pending before it)."""
 
     def __init__(self) -> None:
-        self.share, self._read_on = 0.0, False
+        self.share = 0.0
+        self._is_pending = False
 
-    def observe(self, prompts: bool, *, read_on: bool) -> None:
-        """prompts: the step held some. read_on: it left some for the next one."""
-        if not self._read_on:
-            self.share += (1.0 - KEPT) * (prompts - self.share)
-        self._read_on = read_on
+    def observe(self, prompts: bool, *, is_pending: bool) -> None:
+        """Count a step. prompts: it held prompt tokens. is_pending: a prefill goes on in the next step."""
+        if not self._is_pending:
+            self.share += (1.0 - DECAY_PER_STEP) * (prompts - self.share)
+        self._is_pending = is_pending

@@ -1,4 +1,4 @@
-"""The target's cost where no profile says it: from the engine's own steps."""
+"""The target's cost without a profile: learned from the engine's own steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from outrider_runtime.control.cost.fit import Form, Sample, fit
 from outrider_runtime.control.cost.model import Shape, StepCost
 
 FIRST_SLOPE = 0.1
-"""Cost of a token / cost of the step, until a second shape is seen: expensive enough to be careful, cheap enough to
-try."""
+"""Seconds of a token / seconds of the step, until a second shape is seen: high enough to be careful, low enough to try
+speculation."""
 MEAN_OVER = 40.0
+"""Steps that a shape's mean rests on at most, so that it follows the machine."""
 MOST_SHAPES = 96
+"""Shapes that are remembered; the one with the fewest steps makes room for a new one."""
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Running means of the steps of about one shape."""
+    """Running means of steps of similar shapes."""
 
     shape: Shape
     seconds: float
@@ -33,8 +35,8 @@ class _Mean:
 
 
 class LearnedCost:
-    """The target's cost from nothing but this engine's own steps: a mean for each shape, fitted again at powers of two
-    of the steps, then every 128."""
+    """The target's cost from this engine's own steps alone: a mean for each shape. The cost is fitted again after 1, 2,
+    4, .. steps, then every 128."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[int, int], _Mean] = {}
@@ -42,7 +44,7 @@ class LearnedCost:
         self.cost = StepCost()
 
     def observe(self, shape: Shape, seconds: float) -> bool:
-        """Returns True when the fit has changed."""
+        """Count a step. Returns True when the fit has changed."""
         key = (_bucket(shape.n_batched, 4), _bucket(shape.n_context, 1))
         if key in self._means:
             self._means[key].add(shape, seconds)
@@ -67,7 +69,7 @@ class LearnedCost:
 
 
 def _bucket(tokens: float, steps_per_doubling: int) -> int:
-    """Exact up to 8 tokens, then logarithmic."""
+    """Number of the bucket that a size falls into: exact up to 8 tokens, then logarithmic."""
     if tokens <= 8:
         return int(tokens)
     return 8 + int(steps_per_doubling * math.log2(tokens / 8))

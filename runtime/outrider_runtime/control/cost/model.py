@@ -14,7 +14,7 @@ from outrider_runtime.control.data.plans import ExecutionMode
 
 
 class Shape(NamedTuple):
-    """What a forward pass processes. All are floats, which compiled code is compiled for."""
+    """The sizes of a forward pass that its time depends on. All are floats, the type that compiled code expects."""
 
     n_context: float
     """Tokens whose KV is cached, summed over the requests."""
@@ -24,16 +24,16 @@ class Shape(NamedTuple):
     n_context_query: float = 0.0
     """Sum of context x query tokens over the requests, divided by 1000."""
     n_prompt: float = 0.0
-    """Of the tokens in the pass: those of prompts, whose logits nobody needs."""
+    """Prompt tokens in the pass; their logits are not computed."""
 
 
 CONSTANT, CONTEXT, BATCHED, ABOVE, KNEE, REQUEST, QUERY, LOGITS = range(8)
-"""Places of a cost's coefficients, where it is an array."""
+"""Positions of the coefficients in a cost array (8,)."""
 
 
 @compiled
 def pass_s(cost: Floats, shape: Shape, proposals: float) -> float:
-    """Seconds of a pass over `shape` and so many proposals. cost: (8,), as `StepCost.coefficients` has them."""
+    """Seconds of a pass over `shape` plus `proposals` tokens. cost: (8,), see `StepCost`, which has the equation."""
     tokens = shape.n_batched + proposals
     return float(
         cost[CONSTANT]
@@ -48,7 +48,7 @@ def pass_s(cost: Floats, shape: Shape, proposals: float) -> float:
 
 @compiled
 def token_s(cost: Floats, tokens: float) -> float:
-    """What one more token with logits costs in a pass of so many. cost: (8,)."""
+    """Seconds of one more token with logits in a pass of `tokens`. cost: (8,)."""
     above = cost[ABOVE] if tokens >= cost[KNEE] else 0.0
     return float(cost[BATCHED] + cost[LOGITS] + above)
 
@@ -58,7 +58,7 @@ class StepCost:
     """Coefficients of one forward pass, in seconds; mirrors the profile's StepCost field by field.
 
     `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + l*N_logits + r*n_requests + x*N_context_query + d`,
-    where `N_logits` are the batched tokens but a prompt's.
+    where `N_logits` counts the batched tokens that are not a prompt's.
     """
 
     per_context_token_s: float = 0.0
@@ -71,7 +71,7 @@ class StepCost:
     per_logits_token_s: float = 0.0
 
     def coefficients(self) -> Floats:
-        """(8,)"""
+        """(8,): in the order CONSTANT .. LOGITS."""
         return np.array([
             self.constant_s, self.per_context_token_s, self.per_batched_token_s, self.per_batched_token_above_knee_s,
             self.knee_tokens, self.per_request_s, self.per_context_query_s, self.per_logits_token_s,
@@ -82,7 +82,7 @@ class StepCost:
 
 
 FREE = StepCost()
-"""Costs nothing."""
+"""A cost of zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,15 @@ class DrafterCost:
 
     cost: StepCost
     autoregressive: bool = True
-    """True: K passes a step, the first over all of the target's tokens; False: one call however long K is."""
+    """True: K passes in a step, the first one over all of the target's tokens. False: one call for any K."""
     first_pass: StepCost = FREE
-    """What the first pass costs beyond a pass: an EAGLE head reads the target's hidden states there."""
+    """What the first pass costs beyond a later one: an EAGLE head reads the target's hidden states there."""
 
     def seconds(self, first: Shape, draft_tokens: int, width: int = 1) -> float:
-        """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, width * n); K = 0 is the first pass alone; of
-        a block drafter, which makes one pass for any K > 0, it is T_first alone."""
+        """Seconds of a draft: T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, width * n).
+
+        K = 0 is the first pass alone. A block drafter makes one pass for any K > 0, and at K = 0 it takes T_first
+        alone."""
         if not self.autoregressive and draft_tokens == 0:
             return self.first_pass.seconds(first)
         once = self.cost.seconds(first) + self.first_pass.seconds(first)
@@ -109,17 +111,17 @@ class DrafterCost:
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """A profile, converted: immutable; online correction lives in the controller."""
+    """The costs of a profile. Immutable: the controller keeps its online corrections elsewhere."""
 
     target: Mapping[ExecutionMode, StepCost]
-    """At least one mode, or empty: then the target's costs are learned. A missing mode uses another's."""
+    """The target's cost by mode. A missing mode uses another's; if empty, the costs are learned."""
     drafters: Mapping[str, DrafterCost] = field(default_factory=dict)
-    """By drafter name; one that is missing is learned."""
+    """Costs by drafter name; the cost of a missing drafter is learned."""
 
 
 @compilable
 def without_prompts(shape: Shape) -> Shape:
-    """Its decoding requests alone, a token each. The context is taken to be theirs."""
+    """The shape of the decoding requests alone, one token each. All of the context is assumed to be theirs."""
     if shape.n_prompt == 0.0:
         return shape
     decoding = shape.n_batched - shape.n_prompt
@@ -135,7 +137,7 @@ def room(shape: Shape, token_budget: int, free_kv_tokens: int) -> int:
 
 @compiled
 def this_step(batch: Columns) -> Shape:
-    """What the target's pass of a batch processes without any proposal."""
+    """Shape of the target's pass over a batch, without proposals."""
     context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left
     requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
@@ -151,8 +153,8 @@ def this_step(batch: Columns) -> Shape:
 
 @compiled
 def next_step(batch: Columns, budget: int) -> Shape:
-    """The same of the step after it, of so many tokens at most: who still reads its prompt then, reads; who decodes has
-    one token more, or has ended with its last one."""
+    """Shape of the step after it, of at most `budget` tokens. Prefills go on; a decoding request has one token more, or
+    has ended with its last one."""
     context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left
     requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):

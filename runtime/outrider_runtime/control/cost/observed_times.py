@@ -1,14 +1,15 @@
-"""What steps and drafts take: the profile, or a guess, corrected by every step that is observed.
+"""Seconds of steps and drafts: the profile, or a guess, corrected by every observed step.
 
 A cost is a sum of terms (constant, context, batched tokens, ..). Its terms and rows deviate from the profile,
 
     seconds / profiled seconds = 1 + sum(share of a term or row * its deviation) + noise
 
-Deviations are Gaussian: most of them is common to all terms, as a slow machine slows them all, a little is each term's
-and row's own. From an observation to the next they drift and return a little towards the profile, so that the newest
-steps count most and what steps do not show returns to the profile. The estimate is the Kalman filter of that process.
+Deviations are Gaussian. Most of a deviation is common to all terms, since a slow machine slows them all; a little is
+specific to each term and row. Between observations deviations drift, and return a little towards the profile: so the
+newest steps count most, and a term that steps do not show returns to the profile. The estimate is the Kalman filter of
+that process.
 
-Target and drafters are corrected apart, as one common factor would cancel in the argmax.
+Target and drafters are corrected separately, since a common factor would cancel in the argmax.
 Shapes: D drafters, N requests, R rows of a cost (modes of the target; a pass and the first pass of a drafter), T terms.
 """
 
@@ -49,28 +50,28 @@ COMMON_VARIANCE = 3.3
 PROFILED_VARIANCE, GUESSED_VARIANCE = 0.005, 10.0
 """Variance of a term's own deviation, around a profile and a guess (0.1: an A100 lost 1% more at 64 requests)."""
 TARGET_STEPS, DRAFT_STEPS = 72, 18
-"""Observations that an estimate rests on. Noise comes in spells of many steps, which the target's outlasts."""
+"""Observations that an estimate rests on. Noise lasts for many steps at a time; the target's estimate rests on more."""
 LEAST_DEVIATION = 1e-3
 """Least prediction / profile that errors are relative to."""
 ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
-"""A pass that took longer than both says that the machine slept, not what a pass costs."""
+"""A pass that took more than ABSURD_FACTOR * its prediction and more than ABSURD_S is ignored: the machine slept."""
 ABSURD_RUN = 8
-"""Absurd times in a row that are no accident: the costs have changed."""
+"""Absurd times in a row after which the costs must have changed, and the times are believed."""
 LONGEST_PASS_S = 120.0
 """A pass that took longer is a fault of the clock, however often it is reported."""
 WINSOR_FACTOR = 2.5
 """Most that a slow pass counts, as a multiple of its prediction."""
 MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
-"""Guesses: a model's pass as a share of the target's, and a lookup's call."""
+"""Guesses: seconds of a model's pass / the target's, and seconds of a lookup's call."""
 BLOCK_FEED_SHARE = 0.1
-"""Guess: feeding a block drafter, as a share of its pass; one projection against layers."""
-MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
+"""Guess: seconds of feeding a block drafter / its pass; the former is one projection, the latter several layers."""
+MODES = (ExecutionMode.UNIFORM, ExecutionMode.VARLEN, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
-"""Rows of the target's cost."""
+"""Row of the target's cost for each mode."""
 
 
 class Belief(NamedTuple):
-    """One cost, learned in place; for drafters each array has D of it in front."""
+    """One cost and what was learned about it, in place. The drafters' arrays have one more axis (D) in front."""
 
     profiled: Floats
     """(R, T): coefficients of the profile, or guessed."""
@@ -81,11 +82,11 @@ class Belief(NamedTuple):
     covariance: Floats
     """(T+R, T+R)"""
     costs: Floats
-    """(R, T): coefficients as believed."""
+    """(R, T): coefficients as corrected."""
 
 
 class Beliefs(NamedTuple):
-    """Everything that is learned of step times, in place."""
+    """Everything that is learned about step times, in place."""
 
     target: Belief
     drafts: Belief
@@ -106,7 +107,7 @@ class TargetRun(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """What drafters took their time for: columns of the step's `DraftPlan`, context tokens (N,), and seconds."""
+    """The work of a step's drafters and the seconds that it took: columns of its `DraftPlan`, context tokens (N,)."""
 
     feed: Ints
     drafter_order: Ints
@@ -118,16 +119,16 @@ class Drafting(NamedTuple):
 
 
 class PlainStep(NamedTuple):
-    """What a step would take without proposals."""
+    """Seconds of a step without proposals."""
 
     decode_s: float
-    """Seconds of its decoding requests alone; 0 for none, NaN when a time of the step was absurd and dropped."""
+    """Seconds of its decoding requests alone; 0 if there are none, NaN if a time of the step was absurd and dropped."""
     prompts_s: float
     """Seconds that its prompts add."""
 
 
 def _prior(rows: int, *, is_guess: bool) -> Floats:
-    """(T+R, T+R)"""
+    """(T+R, T+R): covariance of the deviations before any observation."""
     own = GUESSED_VARIANCE if is_guess else PROFILED_VARIANCE
     prior = np.zeros((TERMS + rows, TERMS + rows))
     prior[:TERMS, :TERMS] = COMMON_VARIANCE + own * np.eye(TERMS)
@@ -141,7 +142,8 @@ def _belief(profiled: Floats, prior: Floats) -> Belief:
 
 @compiled
 def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
-    """Whether to believe a time. Absurd ones are counted, and believed once they go on. absurd: (1,), run so far."""
+    """Whether to learn from a time. Absurd times are ignored until `ABSURD_RUN` of them came in a row. absurd: (1,),
+    such times in a row so far."""
     if not 0.0 < seconds <= LONGEST_PASS_S:
         return False
     if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted_s) or predicted_s <= 0.0:
@@ -153,11 +155,11 @@ def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
 
 @compiled
 def _observe(cost: Belief, terms: Floats, seconds: float, absurd: Ints, steps: int) -> float:
-    """Learn from `seconds` of a cost that is profiled to consist of `terms` (R, T). Returns the prediction; NaN if the
-    time is not plausible.
+    """Learn from measured `seconds` of a cost whose profiled seconds are `terms` (R, T). Returns the predicted seconds;
+    NaN if the time is not plausible.
 
-    With x the shares, P the covariance, m the deviations, rho the part kept and n the prediction / the profile, at most
-    1 (errors are relative to the shorter one), this is Kalman's update:
+    With x the shares, P the covariance, m the deviations, rho the part of them that is kept, y = seconds / profiled
+    seconds and n = prediction / profile, at most 1 (errors are relative to the shorter one), this is Kalman's update:
 
         P <- rho P + (1 - rho) P0,  g = P x / (n^2 + x' P x),  m <- m + g (y - 1 - x' m),  P <- P - g (P x)'
     """
@@ -168,7 +170,7 @@ def _observe(cost: Belief, terms: Floats, seconds: float, absurd: Ints, steps: i
         return np.nan
     if total <= 0.0:
         return 0.0
-    # The profile is no accident, however little is believed at present; neither is a run of absurd times.
+    # A time up to the profiled one counts in full, even if far above the prediction; so does a run of absurd times.
     most_s = np.inf if absurd[0] > ABSURD_RUN else max(WINSOR_FACTOR * predicted_s, total)
     kept = 1.0 - 1.0 / (COMMON_VARIANCE * steps**2)
     cost.covariance[:] = kept * cost.covariance + (1.0 - kept) * cost.prior
@@ -184,7 +186,7 @@ def _observe(cost: Belief, terms: Floats, seconds: float, absurd: Ints, steps: i
 
 @compiled
 def _apply(cost: Belief) -> None:
-    """Set the coefficients. None is negative: a deviation stops at -1."""
+    """Set the corrected coefficients. None is negative: a deviation stops at -1."""
     rows, terms = cost.costs.shape
     for term in range(terms):
         cost.deviation[term] = max(cost.deviation[term], -1.0)
@@ -195,7 +197,7 @@ def _apply(cost: Belief) -> None:
 
 @compiled
 def _add_terms(seconds: Floats, cost: Floats, shape: Shape, passes: float) -> None:
-    """Add what `passes` over a shape take, by term. seconds, cost: (T,); see `model.pass_s`."""
+    """Add the seconds of `passes` over a shape, by term. seconds, cost: (T,); see `model.pass_s`."""
     seconds[CONSTANT] += passes * cost[CONSTANT]
     seconds[CONTEXT] += passes * cost[CONTEXT] * shape.n_context
     seconds[BATCHED] += passes * cost[BATCHED] * shape.n_batched
@@ -207,9 +209,10 @@ def _add_terms(seconds: Floats, cost: Floats, shape: Shape, passes: float) -> No
 
 @compiled
 def _draft_terms(cost: Floats, plan: Drafting, d: int, costs: Costs) -> Floats:
-    """(2, T): seconds of a drafter's passes by term. cost: (2, T), of a pass and of what the first pass adds to it.
+    """(2, T): seconds of a drafter's passes by term. cost: (2, T), of a pass, and of what the first pass adds to it.
 
-    A block drafter is fed (the second row) and makes one pass if it proposes; any other makes its first pass anyway.
+    A block drafter is fed (second row), and makes one pass if it proposes. Any other drafter makes its first pass
+    anyway.
     """
     terms, first = np.zeros(cost.shape), _first_pass(plan, costs.budgets[d], d)
     _add_terms(terms[1], cost[1], first, 1.0)
@@ -226,9 +229,9 @@ def _draft_terms(cost: Floats, plan: Drafting, d: int, costs: Costs) -> Floats:
 
 @compiled
 def _first_pass(plan: Drafting, budget: float, drafter: int) -> Shape:
-    """Shape of a first pass: the requests that the drafter is fed of; of a lookup, those that may use it.
+    """Shape of a first pass: over the requests whose tokens the drafter is fed; for a lookup, over those that use it.
 
-    budget: context tokens of each request that it reads at most; 0: all.
+    budget: most context tokens of a request that it reads; 0: all.
     """
     fed, requests, cached = plan.feed[drafter].sum(), 0, 0.0
     for i in range(len(plan.context)):
@@ -242,7 +245,7 @@ def _first_pass(plan: Drafting, budget: float, drafter: int) -> Shape:
 
 @compiled
 def observe_target(cost: Belief, run: TargetRun, absurd: Ints) -> float:
-    """See `_observe`."""
+    """Learn from a pass of the target, see `_observe`."""
     terms: Floats = np.zeros(cost.profiled.shape)
     _add_terms(terms[run.row], cost.profiled[run.row], verifying(run.shape, run.scored_tokens), 1.0)
     return _observe(cost, terms, run.seconds, absurd, TARGET_STEPS)
@@ -265,7 +268,7 @@ def observe_times(costs: Costs, beliefs: Beliefs, run: TargetRun, plan: Drafting
 
 @compiled
 def verifying(shape: Shape, scored_tokens: int) -> Shape:
-    """Add proposals to a shape; their contexts are taken to be the mean one."""
+    """A shape with `scored_tokens` added, assuming that their contexts are the mean one."""
     query = shape.n_context_query + scored_tokens * shape.n_context / max(1.0, shape.n_requests) / 1000
     return Shape(shape.n_context, shape.n_batched + scored_tokens, shape.n_requests, query, shape.n_prompt)
 
@@ -285,7 +288,7 @@ class StepTimes:
     def __init__(self, model: LatencyModel | None, settings: Settings) -> None:
         model = _finite(model or LatencyModel({}))
         self.learning = not model.target
-        """No profile of the target is there."""
+        """There is no profile of the target."""
         self._drafters, self._profiled = settings.drafters, model.drafters
         self._graph = math.inf if settings.largest_graph_tokens is None else float(settings.largest_graph_tokens)
         self._traits = (
@@ -299,7 +302,8 @@ class StepTimes:
         self._begin(_rows(model.target))
 
     def _begin(self, target: Floats) -> None:
-        """Take a cost of the target, (3, T), for profiled. Guesses about drafters follow from it."""
+        """Start again from a cost of the target (3, T), as if it was profiled. Guesses about drafters follow from
+        it."""
         guess: Floats = MODEL_SHARE * target[VARLEN]
         guess[KNEE] = target[VARLEN, KNEE]
         profiled, priors = np.zeros((len(self._drafters), 2, TERMS)), np.zeros((len(self._drafters), *2 * (TERMS + 2,)))
@@ -309,26 +313,26 @@ class StepTimes:
         drafts = _belief(profiled, priors)
         self.beliefs = Beliefs(_belief(target, _prior(len(MODES), is_guess=False)), drafts, self._absurd)
         self.costs = Costs(self.beliefs.target.costs, self._graph, drafts.costs, *self._traits)
-        """The moment's; arrays that are kept in place."""
+        """The corrected costs, in arrays that are updated in place."""
         self.columns = tuple(self.costs)
-        """`costs` in a plain tuple, which a call unpacks faster."""
+        """Fields of `costs`, in a plain tuple: compiled calls unpack it faster than a named one."""
         self.memory = tuple(self.beliefs.target), tuple(drafts), self._absurd
         """`beliefs` in plain tuples."""
 
     def learn(self, run: TargetRun) -> None:
-        """Learn the target's cost from its pass, where no profile says it."""
+        """Learn the target's cost from a pass, in the absence of a profile."""
         shape, absurd = verifying(run.shape, run.scored_tokens), self._absurd[:1].copy()  # `observe_times` counts it
         predicted_s = pass_s(self.costs.target[run.row], shape, 0.0)
         if _plausible(run.seconds, predicted_s, absurd) and self._learned.observe(shape, run.seconds):
             drafts = self.beliefs.drafts
-            self._begin(_rows({ExecutionMode.RAGGED: self._learned.cost}))
+            self._begin(_rows({ExecutionMode.VARLEN: self._learned.cost}))
             self.beliefs.drafts.deviation[:], self.beliefs.drafts.covariance[:] = drafts.deviation, drafts.covariance
             for draft in zip(*self.beliefs.drafts, strict=True):
                 _apply(Belief(*draft))
 
 
 def _finite(model: LatencyModel) -> LatencyModel:
-    """Leave out what is no cost: a coefficient that is not a number, or infinite, would be in every decision."""
+    """Leave out costs with a coefficient that is infinite or not a number: it would spoil every decision."""
 
     def is_cost(*costs: StepCost) -> bool:
         return all(bool(np.isfinite(cost.coefficients()).all()) for cost in costs)
@@ -340,14 +344,15 @@ def _finite(model: LatencyModel) -> LatencyModel:
 
 
 def _rows(target: Mapping[ExecutionMode, StepCost]) -> Floats:
-    """(3, T). A mode that was not measured uses the one that behaves most like it."""
-    order = (ExecutionMode.RAGGED, *MODES)
+    """(3, T): the target's cost by mode. A mode that was not measured uses the one that behaves most like it."""
+    order = (ExecutionMode.VARLEN, *MODES)
     known = [next((target[other] for other in (mode, *order) if other in target), StepCost()) for mode in MODES]
     return np.array([cost.coefficients() for cost in known])
 
 
 def _draft_rows(drafter: Drafter, profiled: Mapping[str, DrafterCost], guess: Floats) -> tuple[Floats, Floats]:
-    """(T,) of a pass and of what the first one adds to it: as profiled, else guessed; guess: a model's pass."""
+    """(T,) of a pass, and (T,) of what the first pass adds to it: as profiled, else guessed. guess: (T,) of a model's
+    pass."""
     nothing = np.zeros(len(guess))
     if drafter.name in profiled:
         cost = profiled[drafter.name]

@@ -13,8 +13,13 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-NOBODY = -1
-"""In place of a drafter's number: nothing is proposed for the request. In place of a class: it has none."""
+NO_DRAFTER = -1
+"""Stands for a drafter's number: no drafter proposes for the request."""
+NO_CLASS = -1
+"""Stands for an SLO class's number: the request has none."""
+NO_ARM = -1
+"""Stands for an arm's number: the request is from before the canary."""
+NOBODY = NO_DRAFTER  # until `loop.arm_counts` and two engine tests say NO_DRAFTER and NO_ARM
 
 
 STABLE, CANDIDATE = range(2)
@@ -22,16 +27,16 @@ STABLE, CANDIDATE = range(2)
 
 
 class Waiting(NamedTuple):
-    """The request that is let in next."""
+    """The request that starts next."""
 
     slo_class: int
-    """Position in `HotSettings.slo_classes`, or NOBODY."""
+    """Position in `HotSettings.slo_classes`, or NO_CLASS."""
     prompt_tokens: int
-    """Not cached."""
+    """Prompt tokens that are not in the KV cache."""
     left: int
     """Tokens that it may produce."""
     overdue: bool = False
-    """It has waited as long as its class bears."""
+    """It has waited as long as its class tolerates."""
 
 
 class Columns(NamedTuple):
@@ -53,14 +58,16 @@ _columns = attrgetter(*Columns._fields)
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One row for each running request, in the engine's order. Integer columns are int64, times float64. Nobody changes
-    it: it is not frozen as that takes as long to make as a part of the decision does."""
+    """One row for each running request, in the engine's order. Integer columns are int64, times float64.
+
+    Treat it as immutable. It is not frozen, since making a frozen object costs a noticeable part of a decision's time.
+    """
 
     slot: Ints
-    """(N,): the engine's slot of the request. What is known about a request is kept by slot until
+    """(N,): the engine's slot of the request. The controller keeps what it learns about a request under its slot, until
     `Controller.release(slots)`."""
     slo_class: Ints
-    """(N,): position in `HotSettings.slo_classes`, or NOBODY."""
+    """(N,): position in `HotSettings.slo_classes`, or NO_CLASS."""
     context: Ints
     """(N,): tokens whose KV is cached before this step."""
     prompt: Ints
@@ -70,28 +77,28 @@ class Batch:
     left: Ints
     """(N,): tokens that it may still produce (max_tokens and the model's length limit)."""
     emitted: Ints
-    """(N,): tokens already given to the user."""
+    """(N,): tokens already sent to the user."""
     elapsed_s: Floats
     """(N,): seconds since its first token; 0 before that."""
     missing: Ints
-    """(D, N): tokens, those of this step included, that are not in the drafter's cache and that it can still be fed.
-    A draft model can be fed all of them, a head those of this step. 0 for a drafter without a cache. plan_verify
-    does not look at it."""
-    now: float
+    """(D, N): the KV gap: tokens, including this step's, that the drafter's cache lacks and that it can still be fed.
+    A draft model can be fed all of them; a head only those of this step. 0 for a drafter without a cache. Unused by
+    `plan_verify`."""
+    now_s: float
     """Monotonic seconds."""
     token_budget: int
     """Batched tokens that one step may hold (max_num_batched_tokens)."""
     free_kv_tokens: int
-    """Tokens that still fit into the KV cache, those that fit into memory which these requests hold among them."""
+    """Tokens that still fit into the KV cache, including free space in blocks that these requests already hold."""
     next: Waiting | None = None
-    """Who waits to be let in; None for nobody."""
+    """The waiting request that starts next; None: no request waits."""
     waiting: int = 0
-    """Requests that wait and will have a place once it is free for them, `next` among them."""
+    """Waiting requests that will run once there is room for them, `next` included."""
     patience_used: float = 0.0
-    """Largest share of the time which its class bears that a prompt has waited or been read for."""
+    """Time waited or in prefill / the time that the class tolerates; the largest such ratio of any prompt."""
     arm: Ints | None = None
-    """(N,): STABLE, CANDIDATE, or -1 for a request from before the canary, which is decided with the stable arm and not
-    counted. None: no canary."""
+    """(N,): STABLE, CANDIDATE, or NO_ARM for a request from before the canary, which is decided with the stable arm and
+    not counted. None: no canary."""
 
     def __post_init__(self) -> None:
         self.missing = np.ascontiguousarray(self.missing)
@@ -101,7 +108,7 @@ class Batch:
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """As `Columns`, in a plain tuple, which a call unpacks faster."""
+        """Fields of `Columns`, in a plain tuple: compiled calls unpack it faster than a named one."""
         return _columns(self)
 
     @property

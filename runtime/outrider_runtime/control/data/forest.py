@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Floats, Ints
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 ROOT = -1
@@ -33,13 +33,13 @@ _nodes = attrgetter(*Nodes._fields)
 
 @dataclass(slots=True, eq=False)
 class Forest:
-    """Every real proposal of a step: no padding, and none that a grammar rules out. A parent stands before its
-    children. Nobody changes it; see `Batch`."""
+    """Every real proposal of a step: no padding, and no token that a grammar rules out. A parent stands before its
+    children. Treat it as immutable, like `Batch`."""
 
     request: Ints
     """(M,): row in `Batch`."""
     parent: Ints
-    """(M,): number of the node that it follows, or ROOT."""
+    """(M,): number of the node that it follows; ROOT if it follows the last committed token."""
     drafter: Ints
     """(M,): number in the pool."""
     depth: Ints
@@ -49,48 +49,48 @@ class Forest:
     confidence: Floats
     """(M,): what the drafter says of the token, given its parent: log-odds for a model, tokens of the match for a
     lookup. NaN: not known, or not known yet (asynchronous scheduling plans by depth alone)."""
-    asked: Ints
-    """(R, N): who was asked for the request's proposals, in this order; NOBODY ends the order."""
+    drafter_order: Ints
+    """(R, N): drafters that were scheduled for each request, in order of preference; NO_DRAFTER ends the order."""
     lengths: Ints
-    """(D,): the tokens that each drafter was asked for; 0: it did not propose."""
+    """(D,): scheduled draft length of each drafter; 0: it did not run."""
     purpose: Purpose
-    """Of the draft plan that these proposals come from."""
+    """Purpose of the draft plan that these proposals come from."""
     placeholders: Bools | None = None
-    """(N,): whether the request's nodes are placeholders, because the engine has not reported what was proposed. None:
-    every node is a real proposal."""
+    """(N,): the request's nodes are placeholders, since the engine has not yet reported what was proposed. None: every
+    node is a real proposal."""
 
     def __len__(self) -> int:
         return len(self.request)
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """As `Nodes`, in a plain tuple, which a call unpacks faster."""
+        """Fields of `Nodes`, in a plain tuple: compiled calls unpack it faster than a named one."""
         return _nodes(self)
 
 
 def trials(forest: Forest, verified: Bools, accepted: Bools) -> Bools:
-    """(M,) as `Outcome.tried`, where nothing is known of nodes that were not verified."""
+    """(M,): `Outcome.tried` for an engine that knows nothing about nodes that were not verified."""
     return np.asarray(verified & ((forest.parent == ROOT) | accepted[forest.parent]))
 
 
 def nothing_proposed(requests: int, drafters: int, purpose: Purpose = Purpose.CHOICE) -> Forest:
-    """The forest of a step for which nobody was asked."""
+    """The forest of a step for which no drafter was scheduled."""
     none = np.zeros(0, dtype=np.int64)
-    asked = np.full((1, requests), NOBODY, dtype=np.int64)
-    return Forest(none, none, none, none, none, np.zeros(0), asked, np.zeros(drafters, np.int64), purpose)
+    drafter_order = np.full((1, requests), NO_DRAFTER, dtype=np.int64)
+    return Forest(none, none, none, none, none, np.zeros(0), drafter_order, np.zeros(drafters, np.int64), purpose)
 
 
 def chains(
-    lengths: Ints, drafter: Ints, plan: DraftPlan, asked: Ints, confidence: NDArray[np.floating] | None = None
+    lengths: Ints, drafter: Ints, plan: DraftPlan, drafter_order: Ints, confidence: NDArray[np.floating] | None = None
 ) -> Forest:
-    """A chain of `lengths` (N,) nodes for each request by its `drafter` (N,).
+    """A forest of chains: `lengths` (N,) nodes for each request, proposed by its `drafter` (N,).
 
-    plan: whose proposals these are. asked: `plan.asked` (R, N'), brought to the order of this step's N requests.
-    confidence: (M,), request after request; None: not known.
+    plan: the plan that these proposals come from. drafter_order: `plan.drafter_order` (R, N'), its columns rearranged
+    to this step's N requests. confidence: (M,), request after request; None: not known.
     """
     request, parent, of, depth, rank = _chains(lengths, drafter)
     known = np.full(len(request), np.nan) if confidence is None else confidence
-    return Forest(request, parent, of, depth, rank, known, asked, plan.passes, plan.purpose)
+    return Forest(request, parent, of, depth, rank, known, drafter_order, plan.passes, plan.purpose)
 
 
 @compiled

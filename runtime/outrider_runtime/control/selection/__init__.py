@@ -1,8 +1,8 @@
-"""What is worth it: the best nodes, and the best drafters.
+"""The search for the best plan: the best nodes to verify, and the best drafters to run.
 
-nodes       what the target scores of what was proposed
-offers      what the drafters offer for the next step, and to whom
-candidates  the plans that the search looks at
-sharing     who asks whom, given one of them
-drafters    the best of them
+nodes       which of the proposals the target scores
+offers      what each drafter can propose for each request in the next step, and its price
+candidates  the sets of drafters and draft lengths that the search compares
+sharing     which request uses which drafter, for one such candidate
+drafters    the best candidate
 """

@@ -1,7 +1,7 @@
 """Candidates of the search for the best drafters: plans that differ from the incumbent in one drafter.
 
-A drafter that can beam is as many variants as its trees may be wide, of which one runs at most; a chain is a tree of
-width 1. Shapes: D drafters, V variants, C candidates, K positions.
+A drafter that proposes trees has one variant for each width of its trees, of which at most one runs; a chain is a tree
+of width 1. Shapes: D drafters, V variants, C candidates, K positions.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Variants(NamedTuple):
     width: Ints
     """(V,)"""
     models: Bools
-    """(V,): they have a proposal for any context, and stand in behind a lookup."""
+    """(V,): variants of models: they have a proposal for any context, and so serve requests that a lookup misses."""
     passes: Bools
-    """(V,): every token is a pass."""
+    """(V,): autoregressive variants: every token is a pass."""
 
 
 class Candidates(NamedTuple):
     rows: Ints
     """(C, V): draft lengths. The first row is the incumbent."""
     uniform: Bools
-    """(C,): every request verifies all of a model's chain, and all chains are of one length. Such steps may be cheaper
-    (`Price.uniform_s`): then a request is given tokens that do not pay for themselves where they keep the others' step
-    cheap."""
+    """(C,): plans of uniform steps: every request verifies the whole chain of one model, and all chains have one
+    length. Such steps may be cheaper (`Price.uniform_s`), so a request may verify tokens that do not pay for themselves
+    but keep the step uniform."""
 
 
 def variants(autoregressive: Bools, stands_in: Bools, widest: Ints) -> Variants:
@@ -45,13 +45,14 @@ def variants(autoregressive: Bools, stands_in: Bools, widest: Ints) -> Variants:
 def one_drafter_moves(
     incumbent: Ints, is_uniform: bool, variants: Variants, longest: int, positions: int, weigh_uniform: bool
 ) -> Candidates:
-    """The incumbent (V,), and every plan that gives one variant another draft length, 0 included. An
-    autoregressive model proposes up to `longest` tokens; a lookup and a block drafter propose all that they have, up to
-    `positions`, at one price, and a uniform step verifies any part of a block.
+    """The incumbent (V,), and every plan that gives one variant another draft length, 0 included.
 
-    Models together may pay where none does alone, as tokens that are verified anyway are paid for once: so while
-    nothing runs, all models of one length are a move, too. weigh_uniform: add uniform plans, of which a move may change
-    the length of all, as no other keeps them uniform.
+    An autoregressive model proposes up to `longest` tokens. A lookup and a block drafter propose all that they have, up
+    to `positions`, at one price; a uniform step verifies any part of a block.
+
+    Several models together may pay where none does alone, since verified tokens are paid for once, whichever model each
+    request uses. So while nothing runs, "all models at one length" is a move, too. weigh_uniform: add uniform plans,
+    where a move changes the length of all variants at once, since any other move would leave the plan uneven.
     """
     most, models = 2 + 2 * (len(incumbent) + 1) * (longest + 1), variants.models
     rows, uniform, count = np.zeros((most, len(incumbent)), np.int64), np.zeros(most, np.bool_), 1
@@ -78,7 +79,7 @@ def one_drafter_moves(
 
 @compiled
 def _stays_uniform(draft_lengths: Ints, variants: Variants, added: int) -> bool:
-    """Whether nothing but chains of models runs beside variant `added`, which is one itself."""
+    """Whether only chains of models run, variant `added` included."""
     for v in range(len(draft_lengths)):
         if (draft_lengths[v] > 0 or v == added) and (variants.width[v] > 1 or not variants.models[v]):
             return False

@@ -1,10 +1,10 @@
 """The joint choice of drafters: which run, how many passes each makes, how wide, and which requests use which.
 
-For each plan that the search looks at: what each request gains with the drafter that suits it best, less the fixed
-costs once. A lookup is one call however long, and a request that it finds nothing for is
-served by a model that runs anyway: two entries in one ranking. Depth and width of trees are the argmax, where AdaServe
-(section 5.2) has a rule: a place in a beam counts where it pays for its token, as in a chain. k = 0 is always a
-candidate, and wins a tie.
+The worth of a plan is the sum of what each request gains with the drafter that suits it best, less the drafters' fixed
+costs once. A lookup is one call for any length. A request that it misses is served by a model, if one runs: the request
+then has two drafters, in order of preference. Depth and width of trees are chosen by the same argmax, where AdaServe
+(section 5.2) has a rule: a node of a beam counts if it pays for its token, as in a chain. k = 0 is always a candidate,
+and wins a tie.
 
 Shapes: D drafters, V variants (see `candidates`), N decoding requests, K positions, C candidates.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import NOBODY, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Ints
 from outrider_runtime.control.selection.candidates import Candidates, Variants, one_drafter_moves, variants
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.selection.sharing import (
@@ -32,84 +32,96 @@ from outrider_runtime.control.selection.sharing import (
     share_placeholders,
     whole_chains,
 )
-from outrider_runtime.control.slo import shortfall, wanted
+from outrider_runtime.control.slo import least_gains, shortfall
 from outrider_runtime.control.value import expected_s, worth
 
 EQUAL_SHORTFALL = 0.02
-"""Tokens a request; choices that leave requests behind their TPOT as short as this differ by their worth alone."""
+"""Tokens per late request: choices whose shortfalls differ by less than this are compared by worth alone."""
 
 
 MOST_MOVES = 2
-"""Moves for each variant of a drafter; a search that is not over by then goes in circles between equal plans."""
+"""Most moves of the search / variants: one that takes longer is going in circles between equal plans."""
 
 
 class Choice(NamedTuple):
     passes: Ints
-    """(D,): tokens that each drafter proposes, of trees the depth; 0: it does not propose."""
+    """(D,): draft length of each drafter, or the depth of its trees; 0: it does not propose."""
     widths: Ints
-    """(D,): of its trees; 1: a chain."""
+    """(D,): width of its trees; 1: a chain."""
     drafter_order: Ints
-    """(2, N)"""
+    """(2, N): drafters of each request, in order of preference; NO_DRAFTER."""
     value: float
     """`E[tokens] - lambda * T_step`, bonus tokens left out."""
     plain_value: float
     """`value` of k = 0."""
     for_slo: bool = False
-    """Goodput alone might have chosen otherwise."""
+    """Some request is late: goodput alone might have chosen otherwise."""
     runs: bool = False
     """Some drafter proposes."""
     drafts_s: float = 0.0
     """Seconds of the drafts."""
-    spent: float = 0.0
-    """Tokens that lambda asks for the time by which it is longer than a step with k = 0."""
+    extra_cost_tokens: float = 0.0
+    """`lambda * (T_step - T_plain)`."""
     has_gaps: bool = False
-    """Some draft model cannot propose for some request, as its cache has a gap."""
-    goodput: float = 1.0
-    """Lambda that it was weighed with, by the goodput of plain decoding."""
+    """Some draft model cannot propose for some request, since its cache has a KV gap."""
+    lambda_over_plain: float = 1.0
+    """Lambda of this choice / modelled goodput of plain decoding."""
 
     @property
     def gain(self) -> float:
-        """Expected tokens that speculation is worth in this step; 0 when k = 0 is the choice."""
+        """Tokens that speculation gains in this step beyond its cost; 0 when k = 0 is the choice."""
         return self.value - self.plain_value
 
 
 def plain_choice(drafters: int, requests: int) -> Choice:
-    """k = 0."""
+    """The choice of k = 0."""
     none = np.zeros(drafters, np.int64)
-    return Choice(none, none + 1, np.full((2, requests), NOBODY), 0.0, 0.0)
+    return Choice(none, none + 1, np.full((2, requests), NO_DRAFTER), 0.0, 0.0)
 
 
 def choose(pool: Pool) -> Choice:
-    """The best set of drafters, passes, widths and requests; k = 0 unless something is worth more than that.
+    """The best set of drafters, passes, widths and requests; k = 0 unless another plan is worth more.
 
-    One search: from k = 0 it takes the best move, which gives one drafter another length, until no move helps. Exact
-    for one drafter where a verified token costs the same however many there are. Gains of several overlap and their
-    passes add up, so what a further one adds falls: a plan that no single move improves is seldom far from the best.
+    Greedy search: from k = 0 it takes the best move, which gives one drafter another length, until no move helps. This
+    is exact for one drafter if every verified token costs the same. Several drafters' gains overlap while their costs
+    add up, so each further drafter adds less: a plan that no single move improves is seldom far from the best.
     """
     return best_choice(pool, variants(pool.passes, pool.stands_in, pool.beams.widest), False, 1.0)
 
 
 @compiled
-def best_choice(pool: Pool, weighed: Variants, has_gaps: bool, goodput: float) -> Choice:
-    """has_gaps, goodput: see `Choice`."""
+def best_choice(pool: Pool, weighed: Variants, has_gaps: bool, lambda_over_plain: float) -> Choice:
+    """has_gaps, lambda_over_plain: see `Choice`."""
     price, for_slo, (drafters, _, requests) = pool.price, bool(pool.need.behind.any()), pool.paths.shape
     plain = float(-price.rate * price.varlen_s[0])
     passes, widths = np.zeros(drafters, np.int64), np.ones(drafters, np.int64)
-    order = np.full((2, requests), NOBODY)
+    order = np.full((2, requests), NO_DRAFTER)
     if pool.paths.size == 0 or not pool.longest:
-        return Choice(passes, widths, order, plain, plain, for_slo, False, 0.0, 0.0, has_gaps, goodput)
+        return Choice(passes, widths, order, plain, plain, for_slo, False, 0.0, 0.0, has_gaps, lambda_over_plain)
     drafter, width = weighed.drafter, weighed.width
     best, lengths, variant_order, drafts_s = _choose(pool, weighed)
     if not lengths.max() or (not for_slo and best.value <= plain):
-        return Choice(passes, widths, order, plain, plain, for_slo, False, 0.0, 0.0, has_gaps, goodput)
-    spent = price.rate * (best.step_s - price.varlen_s[0])
+        return Choice(passes, widths, order, plain, plain, for_slo, False, 0.0, 0.0, has_gaps, lambda_over_plain)
+    extra_cost_tokens = price.rate * (best.step_s - price.varlen_s[0])
     for v in np.flatnonzero(lengths):
         passes[drafter[v]], widths[drafter[v]] = lengths[v], width[v]
     for rank in range(2):
         for i in range(requests):
             v = variant_order[rank, i]
-            order[rank, i] = drafter[v] if v != NOBODY else NOBODY
-    return Choice(passes, widths, order, best.value, plain, for_slo, True, drafts_s, spent, has_gaps, goodput)
+            order[rank, i] = drafter[v] if v != NO_DRAFTER else NO_DRAFTER
+    return Choice(
+        passes,
+        widths,
+        order,
+        best.value,
+        plain,
+        for_slo,
+        True,
+        drafts_s,
+        extra_cost_tokens,
+        has_gaps,
+        lambda_over_plain,
+    )
 
 
 class _Best(NamedTuple):
@@ -122,9 +134,9 @@ class _Best(NamedTuple):
 class _Chosen(NamedTuple):
     best: _Best
     lengths: Ints
-    """(V,): the longest proposal that any request wants of each variant."""
+    """(V,): the longest proposal that pays for some request, of each variant."""
     order: Ints
-    """(2, N): variants that each request uses first and next."""
+    """(2, N): variants that each request uses, in order of preference."""
     drafts_s: float
 
 
@@ -133,7 +145,7 @@ def _choose(pool: Pool, variants: Variants) -> _Chosen:
     (_, positions, requests), drafter, models = pool.paths.shape, variants.drafter, variants.models
     share = Share(
         np.zeros((3, len(drafter), positions + 1, requests)), np.full(len(drafter), np.nan),
-        wanted(pool.need, pool.price.varlen_s[0]), np.empty((2, requests), np.int64),
+        least_gains(pool.need, pool.price.varlen_s[0]), np.empty((2, requests), np.int64),
         whole_chains(pool.paths, pool.offers), np.empty((5, requests)),
     )  # fmt: skip
     weigh_uniform = bool((pool.price.uniform_s < pool.price.varlen_s).any())
@@ -145,13 +157,13 @@ def _choose(pool: Pool, variants: Variants) -> _Chosen:
             break
     _best(pool, variants, Candidates(best.passes.reshape(1, -1), np.full(1, best.uniform)), share)
     lengths = longest(share, models, best.passes, pool.scores_placeholders)
-    return _Chosen(best, lengths, share.who, _drafts_s(pool, variants, lengths, share.who))
+    return _Chosen(best, lengths, share.order, _drafts_s(pool, variants, lengths, share.order))
 
 
 @compiled
 def _best(pool: Pool, variants: Variants, moves: Candidates, share: Share) -> _Best:
-    """The move of the highest worth, of those that leave late requests about as short as any can; the first of equal
-    ones. share: set to the last one's."""
+    """The move of the highest worth among those whose shortfall for late requests is about the smallest; the first of
+    equal ones. share: scratch space, left as the last move sets it."""
     rows, uniform = moves.rows, moves.uniform
     price, need, late = pool.price, pool.need, pool.need.behind.any()
     values, short, seconds = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), np.zeros(len(rows))
@@ -164,10 +176,10 @@ def _best(pool: Pool, variants: Variants, moves: Candidates, share: Share) -> _B
         if tokens > most:
             continue
         target_s = price.uniform_s[int(tokens)] if uniform[c] else expected_s(price.varlen_s, tokens, none)
-        step_s = _drafts_s(pool, variants, rows[c], share.who) + target_s
+        step_s = _drafts_s(pool, variants, rows[c], share.order) + target_s
         seconds[c] = step_s + nodes_s
-        values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
-        short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
+        values[c] = worth(share.per_request[GAIN].sum(), seconds[c], price.rate)
+        short[c] = shortfall(share.per_request[GAIN], need, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
     best = values.argmax()
     return _Best(rows[best], uniform[best], values[best], seconds[best])
@@ -175,8 +187,8 @@ def _best(pool: Pool, variants: Variants, moves: Candidates, share: Share) -> _B
 
 @compiled
 def _shared(pool: Pool, variants: Variants, passes: Ints, uniform: bool, share: Share) -> tuple[bool, float]:
-    """Set `share` to what comes of `passes` (V,). Whether that is possible, and seconds that a verified token takes in
-    the drafters' next first passes."""
+    """Set `share` to what each request gets if the drafters run with `passes` (V,). Returns whether that is possible,
+    and the seconds that a verified token takes in the drafters' next first passes."""
     next_s, drafter = 0.0, variants.drafter
     for v in range(len(passes)):
         next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
@@ -196,17 +208,17 @@ def _shared(pool: Pool, variants: Variants, passes: Ints, uniform: bool, share: 
 
 @compiled
 def _fill(pool: Pool, variants: Variants, v: int, token_s: float, share: Share) -> None:
-    """Set a variant's columns."""
+    """Set `Share.columns` of a variant."""
     if variants.width[v] == 1:
-        fill_chain(pool, variants.drafter[v], token_s, share.wanted, share.columns[:, v])
+        fill_chain(pool, variants.drafter[v], token_s, share.least_gain, share.columns[:, v])
     else:
-        fill_tree(pool, variants.drafter[v], variants.width[v], token_s, share.wanted, share.columns[:, v])
+        fill_tree(pool, variants.drafter[v], variants.width[v], token_s, share.least_gain, share.columns[:, v])
 
 
 @compiled
 def _drafts_s(pool: Pool, variants: Variants, passes: Ints, order: Ints) -> float:
-    """Seconds of the passes, and what requests add to each pass of the variants that they use. order: (2, N), see
-    `Share.who`."""
+    """Seconds of the drafts: all passes, and what each request adds to the passes of the variants that it uses. order:
+    (2, N), see `Share.order`."""
     seconds, asking_s = 0.0, 0.0
     for v in range(len(passes)):
         if passes[v] > 0:
@@ -215,5 +227,5 @@ def _drafts_s(pool: Pool, variants: Variants, passes: Ints, order: Ints) -> floa
     if pool.asking_s.size:
         for i in range(order.shape[1]):
             for v in order[:, i]:
-                asking_s += passes[v] * pool.asking_s[variants.drafter[v], i] if v != NOBODY else 0.0
+                asking_s += passes[v] * pool.asking_s[variants.drafter[v], i] if v != NO_DRAFTER else 0.0
     return seconds + asking_s

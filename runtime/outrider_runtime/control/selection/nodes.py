@@ -1,8 +1,9 @@
-"""One selection of what the target scores, for chains and trees, one drafter or several.
+"""The selection of the nodes that the target scores: one for chains and trees, one drafter or several.
 
-Nodes are ranked by path probability less what their token costs beyond the target's price. As a path never gains,
-every prefix of the ranking is a set of subtrees, and the prefix of the highest worth under the bent cost is the plan.
-No set of so many nodes gains more (AdaServe lemma A.2), so it is the best of all plans. M nodes, N requests.
+Nodes are ranked by path probability (of a node and all nodes above it) less what the node costs beyond the target's
+price of a token. A child's path is never likelier than its parent's, so every prefix of the ranking is a set of
+subtrees. The plan is the prefix of the highest worth under the cost with its knee. No other set of as many nodes gains
+more (AdaServe lemma A.2), so it is the best of all plans. M nodes, N requests.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from outrider_runtime.control.value import Price, worth
 
 
 class Selection(NamedTuple):
-    """A plan and its worth: expected tokens beyond the bonus ones, less lambda times the step's seconds."""
+    """A plan and its worth: expected tokens beyond the bonus tokens, less lambda times the step's seconds."""
 
     nodes: Bools
     """(M,)"""
@@ -28,12 +29,11 @@ class Selection(NamedTuple):
 def select(
     paths: Floats, request: Ints, depth: Ints, price: Price, budget: int, forced: Bools, longest_s: float
 ) -> Selection:
-    """The best set of nodes for the target to score; none of them is always among the candidates unless some are
-    forced.
+    """The best set of nodes for the target to score. The empty set is always a candidate, unless some nodes are forced.
 
     paths: (M,), probability that a node and all nodes above it are accepted. request, depth: (M,). budget: most
     proposals that the step may hold. forced: (M,), subtrees that are scored whatever they are worth; they fit into the
-    budget. longest_s: most seconds of the target's pass, unless the forced ones alone take longer.
+    budget. longest_s: most seconds of the target's pass, unless the forced nodes alone take longer.
     """
     scores = np.empty(len(paths))
     for m in range(len(paths)):
@@ -43,7 +43,7 @@ def select(
     length, even = _best_length(_Scored(scores, paths, request, depth, forced), price, budget, longest_s)
     ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.varlen_s) - 1) - taken)]
     count, varlen = _best_count(ranked, gain, taken, price, longest_s)
-    if even >= varlen:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
+    if even >= varlen:  # at equal worth the uniform plan: if the estimate is wrong, its graph loses less
         return Selection(depth <= length, even)
     nodes = forced.copy()
     if count:
@@ -53,7 +53,7 @@ def select(
 
 @compiled
 def _candidates(scores: Floats, forced: Bools, price: Price) -> tuple[int, float, Floats]:
-    """Nodes forced, what they gain, and the scores of the others that may be worth the least that a token costs."""
+    """Number of forced nodes, their gain, and the scores of the other nodes that may pay for the cheapest token."""
     seconds, rate, least_s = price.varlen_s, price.rate, np.inf
     for more in range(1, len(seconds)):
         least_s = min(least_s, seconds[more] - seconds[more - 1])
@@ -70,7 +70,7 @@ def _candidates(scores: Floats, forced: Bools, price: Price) -> tuple[int, float
 
 @compiled
 def _best_count(ranked: Floats, gain: float, taken: int, price: Price, longest_s: float) -> tuple[int, float]:
-    """How many of the ranked scores to take in addition to what is taken, and what all is worth."""
+    """How many of the ranked scores to add to the `taken` forced nodes, and the worth of all."""
     seconds, rate = price.varlen_s, price.rate
     best, value = 0, worth(gain, seconds[taken], rate)
     for count in range(1, len(ranked) + 1):
@@ -83,7 +83,7 @@ def _best_count(ranked: Floats, gain: float, taken: int, price: Price, longest_s
 
 @compiled
 def _take(scores: Floats, nodes: Bools, least: float, count: int) -> None:
-    """Mark the `count` highest scores, the lowest of them `least`. Of equal ones the first, so parents go first."""
+    """Mark the `count` highest scores, the lowest of which is `least`. Equal scores go by position: parents first."""
     for m in range(len(scores)):
         if scores[m] > least and not nodes[m]:
             nodes[m] = True
@@ -98,7 +98,7 @@ class _Scored(NamedTuple):
     """Columns over nodes (M,): see `select`."""
 
     scores: Floats
-    """Path less what the node costs beyond the target's price of a token."""
+    """Path less the node's cost, in tokens, beyond the target's price of a token."""
     paths: Floats
     request: Ints
     depth: Ints
@@ -107,8 +107,8 @@ class _Scored(NamedTuple):
 
 @compiled
 def _best_length(proposed: _Scored, price: Price, budget: int, longest_s: float) -> tuple[int, float]:
-    """The best k where every request verifies as many, k = 0 among them: all must have chains as long, and tokens left
-    for them. Worth -inf where no such plan holds what is forced."""
+    """The best k for a uniform step, k = 0 included, and its worth: all requests must have chains of that length, and
+    tokens left for them. Worth -inf if no such plan contains the forced nodes."""
     seconds, rate, requests = price.uniform_s, price.rate, len(price.node_s)
     scores, paths, request, depth, forced = proposed
     deepest, least = 0, 0

@@ -1,4 +1,4 @@
-"""Who asks whom, given the drafters that run and their passes: each request whoever suits it best.
+"""Which request uses which drafter, given the drafters that run and their passes: the one that suits it best.
 
 Shapes: D drafters, V variants (see `candidates`), N requests, K positions.
 """
@@ -11,31 +11,33 @@ import numpy as np
 
 from outrider_runtime.control.acceptance.trees import place_rates
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Floats, Ints
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.slo import MOST_FORCED
 
 GAIN, TOKENS, NONE, NET, ASKING = range(5)
+"""Rows of `Share.per_request`."""
 
 
 class Share(NamedTuple):
-    """What comes of one set of passes. All is set in place."""
+    """What each request gets, for one set of passes. All arrays are overwritten for the next set."""
 
     columns: Floats
-    """(3, V, K+1, N): of a variant's first 0..K positions, those left out that do not pay for their tokens: what they
-    are worth at the price of a token, the tokens and the proposals that are expected of them. Asking is not paid for
-    yet."""
+    """(3, V, K+1, N): for draft lengths 0..K of a variant, without positions that do not pay for their tokens: net
+    worth at the price of a token, expected accepted tokens, expected proposals. The price of using the drafter
+    (ASKING) is not subtracted yet."""
     read_s: Floats
-    """(V,): seconds that a verified token takes in later first passes, for which `columns` hold."""
-    wanted: Floats
-    """(N,): see `slo.wanted`."""
-    who: Ints
-    """(2, N): the variants that each request asks first and, where that finds nothing, next; NOBODY."""
+    """(V,): seconds that a verified token adds to later first passes, as assumed in `columns`."""
+    least_gain: Floats
+    """(N,): see `slo.least_gains`."""
+    order: Ints
+    """(2, N): variants that each request uses: the first, and the one for when that finds nothing; NO_DRAFTER."""
     whole: Floats
-    """(D, K, N): the tokens that whole chains of 1..K are worth; 0 where the drafter has none so long."""
-    each: Floats
-    """(5, N), of each request: GAIN, tokens that it may expect; TOKENS, proposals that it may expect; NONE, how likely
-    it has none; NET, what all of that is worth; ASKING, tokens that lambda wants for asking its model."""
+    """(D, K, N): expected accepted tokens of whole chains of length 1..K; 0 where the drafter has none of that
+    length."""
+    per_request: Floats
+    """(5, N): GAIN, expected accepted tokens; TOKENS, expected proposals; NONE, P(no proposal); NET, net worth in
+    tokens; ASKING, lambda * the seconds that the request adds to its model's passes, in tokens."""
 
 
 @compiled
@@ -52,16 +54,18 @@ def whole_chains(paths: Floats, offers: Floats) -> Floats:
 
 
 @compiled
-def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floats) -> None:
-    """columns: (3, K+1, N) of a variant, and wanted: see `Share`. token_s: what a verified token costs at first. What
-    the plan is worth under a cost that bends is weighed with its passes."""
+def fill_chain(pool: Pool, d: int, token_s: float, least_gain: Floats, columns: Floats) -> None:
+    """Set a chain's columns (3, K+1, N), see `Share`.
+
+    token_s: seconds of the first verified token. The knee in the cost counts later, when the whole plan is weighed.
+    """
     net, gain, tokens, paths, offers = columns[0], columns[1], columns[2], pool.paths[d], pool.offers[d]
     rate, node_s, behind = pool.price.rate, pool.price.node_s, pool.need.behind
     pays = np.ones(paths.shape[1], np.bool_)
     for k in range(paths.shape[0]):
         for i in range(paths.shape[1]):
             price = rate * (token_s + node_s[i])
-            at_any_cost = k < MOST_FORCED and gain[k, i] < wanted[i]
+            at_any_cost = k < MOST_FORCED and gain[k, i] < least_gain[i]
             cost = 1.0 if pool.scores_placeholders else offers[k]
             path = offers[k] * paths[k, i]
             pays[i] &= path > (0.0 if at_any_cost else price * cost)
@@ -71,10 +75,10 @@ def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floa
 
 
 @compiled
-def fill_tree(pool: Pool, d: int, width: int, token_s: float, wanted: Floats, columns: Floats) -> None:
-    """The same of trees of a width, by a drafter that runs over the whole batch."""
+def fill_tree(pool: Pool, d: int, width: int, token_s: float, least_gain: Floats, columns: Floats) -> None:
+    """Like `fill_chain`, for trees of a fixed width; their drafter runs over the whole batch."""
     net, gain, tokens = columns[0], columns[1], columns[2]
-    rates = place_rates(pool.paths[d], pool.beams.places[d], pool.beams.hazards[d])
+    rates = place_rates(pool.paths[d], pool.beams.places[d], pool.beams.chain_rates[d])
     reach = np.ones(rates.shape[2])
     for k in range(rates.shape[0]):
         for i in range(len(reach)):
@@ -82,7 +86,7 @@ def fill_tree(pool: Pool, d: int, width: int, token_s: float, wanted: Floats, co
             reach[i], gained, taken = 0.0, gain[k, i], tokens[k, i]
             for place in range(width if before > 0.0 else 0):
                 path = before * rates[k, place, i]
-                if path > (0.0 if taken < MOST_FORCED and gained < wanted[i] else price):
+                if path > (0.0 if taken < MOST_FORCED and gained < least_gain[i] else price):
                     gained, taken, reach[i] = gained + path, taken + 1.0, reach[i] + path
             gain[k + 1, i], tokens[k + 1, i] = gained, taken
             net[k + 1, i] = gained - (0.0 if pool.need.behind[i] else price * taken)
@@ -91,8 +95,8 @@ def fill_tree(pool: Pool, d: int, width: int, token_s: float, wanted: Floats, co
 
 @compiled
 def _asking(pool: Pool, d: int, i: int, passes: int) -> float:
-    """Tokens that lambda wants for the time by which a request lengthens the passes of whom it asks. One that is behind
-    asks at any cost."""
+    """Tokens that request `i` costs drafter `d`: lambda * the seconds that it adds to its passes; 0 for a late
+    request, which uses it at any cost."""
     if pool.asking_s.size == 0 or pool.need.behind[i]:
         return 0.0
     return float(pool.price.rate * passes * pool.asking_s[d, i])
@@ -100,53 +104,56 @@ def _asking(pool: Pool, d: int, i: int, passes: int) -> float:
 
 @compiled
 def share_models(pool: Pool, share: Share, drafter: Ints, models: Bools, passes: Ints) -> None:
-    """Each request asks the model that is worth most to it. drafter, models, passes: (V,)"""
-    who, each, columns = share.who, share.each, share.columns
-    who[:], each[:], each[NONE] = NOBODY, 0.0, 1.0
+    """Give each request the model that is worth most to it. drafter, models, passes: (V,)"""
+    order, request, columns = share.order, share.per_request, share.columns
+    order[:], request[:], request[NONE] = NO_DRAFTER, 0.0, 1.0
     for v in range(len(passes)):
         if models[v] and passes[v] > 0:
             net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
             miss = 0.0 if pool.scores_placeholders else 1.0 - pool.offers[drafter[v], 0]
             for i in range(len(net)):
                 asking = _asking(pool, drafter[v], i, passes[v])
-                if net[i] - asking > each[NET, i]:
-                    who[0, i], each[GAIN, i], each[TOKENS, i] = v, gain[i], tokens[i]
-                    each[NONE, i], each[NET, i], each[ASKING, i] = miss, net[i] - asking, asking
+                if net[i] - asking > request[NET, i]:
+                    order[0, i], request[GAIN, i], request[TOKENS, i] = v, gain[i], tokens[i]
+                    request[NONE, i], request[NET, i], request[ASKING, i] = miss, net[i] - asking, asking
 
 
 @compiled
 def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, passes: Ints) -> None:
-    """Before its model, or in place of it, a request asks the lookup that is worth most. A model is asked whether the
-    lookup finds something or not. offers: (D, K), see `Pool`; drafter, models, passes: (V,)"""
+    """Give each request the lookup that is worth most, before its model or in place of it. The model's passes are paid
+    for whether the lookup finds something or not. offers: (D, K), see `Pool`; drafter, models, passes: (V,)"""
     if models.all():
         return
-    who, each, columns = share.who, share.each, share.columns
-    model, of_model = who[0].copy(), each.copy()
+    order, request, columns = share.order, share.per_request, share.columns
+    model, of_model = order[0].copy(), request.copy()
     for v in range(len(passes)):
         if models[v] or passes[v] == 0:
             continue
         net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
         miss = max(0.0, 1.0 - offers[drafter[v], 0])
         for i in range(len(net)):
-            beside = miss * (of_model[NET, i] + of_model[ASKING, i]) - of_model[ASKING, i]
-            keeps = beside >= 0.0
-            here = net[i] + max(0.0, beside)
-            ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
-            if tokens[i] > 0.0 and (here > each[NET, i] or ties):
+            of_second = miss * (of_model[NET, i] + of_model[ASKING, i]) - of_model[ASKING, i]
+            keeps = of_second >= 0.0
+            net_of_both = net[i] + max(0.0, of_second)
+            ties = net_of_both == request[NET, i] and order[0, i] == model[i] and v < model[i]
+            if tokens[i] > 0.0 and (net_of_both > request[NET, i] or ties):
                 reach = miss if keeps else 0.0
-                who[0, i], who[1, i], each[NET, i] = v, model[i] if keeps else NOBODY, here
-                each[GAIN, i] = gain[i] + reach * of_model[GAIN, i]
-                each[TOKENS, i] = tokens[i] + reach * of_model[TOKENS, i]
-                each[NONE, i] = miss * of_model[NONE, i] if keeps else miss
+                order[0, i], order[1, i], request[NET, i] = v, model[i] if keeps else NO_DRAFTER, net_of_both
+                request[GAIN, i] = gain[i] + reach * of_model[GAIN, i]
+                request[TOKENS, i] = tokens[i] + reach * of_model[TOKENS, i]
+                request[NONE, i] = miss * of_model[NONE, i] if keeps else miss
 
 
 @compiled
 def _placeholders(
     pool: Pool, lookup: int, model: int, passes: int, i: int, token_s: float, least_gain: float
 ) -> tuple[float, float, float]:
-    """Tokens that request `i` may expect of its placeholders, how many of them pay, and what they are worth, where the
-    model's `passes` proposals stand in whenever the lookup finds nothing: the paths of `estimate.placeholder_paths`,
-    a whole token each. token_s: seconds that a placeholder costs at first. least_gain: see `slo.wanted`."""
+    """Expected accepted tokens of request `i`'s placeholders, the number of them that pay, and their net worth.
+
+    The model's `passes` proposals stand in whenever the lookup finds nothing, so paths are those of
+    `estimate.placeholder_paths`; a placeholder costs a whole token. token_s: seconds of the first placeholder.
+    least_gain: see `slo.least_gains`.
+    """
     gain, tokens, hit = 0.0, 0.0, pool.offers[lookup]
     price, miss = pool.price.rate * (token_s + pool.price.node_s[i]), max(0.0, 1.0 - pool.offers[lookup, 0])
     for k in range(pool.paths.shape[1]):
@@ -160,22 +167,22 @@ def _placeholders(
 
 @compiled
 def share_placeholders(pool: Pool, share: Share, drafter: Ints, models: Bools, passes: Ints) -> None:
-    """Do as `share_lookups` where a place costs a whole token whether it holds a proposal or not: lookup and model
-    share the places, which may pay for both where they do not pay for either. drafter, models, passes: (V,)"""
-    order, request, model = share.who, share.each, share.who[0].copy()
+    """Like `share_lookups`, for placeholders, which cost a whole token whether they hold a proposal or not. Lookup and
+    model share them, so they may pay for both together and for neither alone. drafter, models, passes: (V,)"""
+    order, request, model = share.order, share.per_request, share.order[0].copy()
     behind_lookup = np.flatnonzero(models & (passes > 0))
     for v in range(len(passes)):
         if models[v] or passes[v] == 0:
             continue
         alone, token_s = share.columns[:, v, passes[v]], pool.price.token_s + share.read_s[v]
         for i in range(order.shape[1]):
-            second, gain, tokens, net = NOBODY, alone[1, i], alone[2, i], alone[0, i]
+            second, gain, tokens, net = NO_DRAFTER, alone[1, i], alone[2, i], alone[0, i]
             for w in behind_lookup:
                 if pool.paths[drafter[w], 0, i] == 0.0:
                     continue
-                both = _placeholders(pool, drafter[v], drafter[w], passes[w], i, token_s, share.wanted[i])
+                both = _placeholders(pool, drafter[v], drafter[w], passes[w], i, token_s, share.least_gain[i])
                 net_of_both = both[2] - _asking(pool, drafter[w], i, passes[w])
-                if net_of_both > net or (net_of_both == net and second == NOBODY):
+                if net_of_both > net or (net_of_both == net and second == NO_DRAFTER):
                     second, gain, tokens, net = w, both[0], both[1], net_of_both
             ties = net == request[NET, i] and order[0, i] == model[i] and v < model[i]
             if tokens > 0.0 and (net > request[NET, i] or ties):
@@ -185,42 +192,42 @@ def share_placeholders(pool: Pool, share: Share, drafter: Ints, models: Bools, p
 
 @compiled
 def share_evenly(pool: Pool, share: Share, drafter: Ints, passes: Ints) -> bool:
-    """Every request verifies all that the model which suits it best proposes; all that run propose as many. drafter,
-    passes: (V,). False where nobody can serve one of them so far."""
-    length, who, each = passes.max(), share.who, share.each
-    who[:], each[TOKENS], each[NONE], each[NET] = NOBODY, length, 0.0, -np.inf
+    """Give each request, for a uniform step, the model that suits it best; all models propose equally many tokens and
+    all of these are verified. drafter, passes: (V,). Returns False if some request has no model for that length."""
+    length, order, request = passes.max(), share.order, share.per_request
+    order[:], request[TOKENS], request[NONE], request[NET] = NO_DRAFTER, length, 0.0, -np.inf
     for v in np.flatnonzero(passes):
         gains = share.whole[drafter[v], length - 1]
         for i in range(len(gains)):
             net = gains[i] - _asking(pool, drafter[v], i, length)
-            if gains[i] > 0.0 and net > each[NET, i]:
-                who[0, i], each[GAIN, i], each[NET, i] = v, gains[i], net
-    return bool(who[0].min() > NOBODY)
+            if gains[i] > 0.0 and net > request[NET, i]:
+                order[0, i], request[GAIN, i], request[NET, i] = v, gains[i], net
+    return bool(order[0].min() > NO_DRAFTER)
 
 
 @compiled
 def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float, float]:
-    """How many are expected, how likely there is none, and what they cost beyond their number."""
+    """Expected number of proposals, P(there is none), and the seconds that they cost beyond the target's price."""
     tokens, none, nodes_s = 0.0, 1.0, 0.0
     for i in range(len(node_s)):
-        tokens += share.each[TOKENS, i]
-        none *= share.each[NONE, i]
-        nodes_s += share.each[TOKENS, i] * (node_s[i] + next_s)
+        tokens += share.per_request[TOKENS, i]
+        none *= share.per_request[NONE, i]
+        nodes_s += share.per_request[TOKENS, i] * (node_s[i] + next_s)
     return tokens, none, nodes_s
 
 
 @compiled
 def longest(share: Share, models: Bools, passes: Ints, scores_placeholders: bool) -> Ints:
-    """(V,): the longest proposal that anybody asks each variant for; of a lookup, the positions that pay for
+    """(V,): the longest proposal that some request uses, of each variant; for a lookup, the positions that pay for
     themselves."""
     lengths, tokens = np.zeros(len(passes), np.int64), share.columns[2]
-    for i in range(share.who.shape[1]):
-        for v in share.who[:, i]:
-            if v != NOBODY and models[v]:
+    for i in range(share.order.shape[1]):
+        for v in share.order[:, i]:
+            if v != NO_DRAFTER and models[v]:
                 lengths[v] = passes[v]
-            elif v != NOBODY and scores_placeholders:
-                lengths[v] = max(lengths[v], min(passes[v], int(share.each[TOKENS, i])))
-            elif v != NOBODY:
+            elif v != NO_DRAFTER and scores_placeholders:
+                lengths[v] = max(lengths[v], min(passes[v], int(share.per_request[TOKENS, i])))
+            elif v != NO_DRAFTER:
                 for k in range(lengths[v] + 1, passes[v] + 1):
                     if tokens[v, k, i] > tokens[v, k - 1, i]:
                         lengths[v] = k

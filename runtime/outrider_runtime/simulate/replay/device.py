@@ -79,7 +79,7 @@ class Device:
     def _draft_s(self, plan: DraftPlan, states: RequestStates, fed: Ints) -> dict[int, float]:
         seconds = {}
         for number, passes in enumerate(plan.passes.tolist()):
-            proposes = (plan.asked == number).any(0) & (passes > 0)
+            proposes = (plan.drafter_order == number).any(0) & (passes > 0)
             drafted, drafter = int(np.count_nonzero(proposes)), self.drafters[number]
             if drafted or fed[number].any():
                 requests = int(np.count_nonzero(states.decodes)) if drafter.stands_in else drafted

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Waiting
+from outrider_runtime.control.data.batch import Batch, Bools, Waiting
 from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
 from outrider_runtime.control.data.plans import DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
@@ -26,6 +26,8 @@ from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
 
 STEPS_IN_FLIGHT = 2
+NO_SLOT = -1
+NOT_PLANNED = -1
 """Most scheduled steps without an output, as in vLLM's batch queue in asynchronous scheduling."""
 
 
@@ -222,7 +224,7 @@ class ReplayEngine:
             emitted=states.produced,
             elapsed_s=np.where(states.produced > 0, self.now - states.first_s, 0.0),
             missing=missing,
-            now=self.now,
+            now_s=self.now,
             token_budget=limits.token_budget,
             free_kv_tokens=scheduler.free_tokens(),
             next=self._waiting(),
@@ -426,14 +428,14 @@ class ReplayEngine:
     def _retire(self, done: Rows) -> None:
         if len(done):
             self.requests.done_s[done] = self.now
-            self._leave(done[self.requests.slot[done] != NOBODY])
+            self._leave(done[self.requests.slot[done] != NO_SLOT])
             self._scheduler.finish(done)
 
     def _leave(self, rows: Rows) -> None:
         slots = self.requests.slot[rows]
         self._proposals.clear(slots)
         self._leaving.extend((self._number, slot) for slot in slots.tolist())
-        self.requests.slot[rows] = NOBODY
+        self.requests.slot[rows] = NO_SLOT
         self._free_slots()
 
     def _free_slots(self) -> None:
@@ -457,9 +459,9 @@ def _placeholders(plan: VerifyPlan) -> Ints:
 def _of_rows(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
     """Convert an order for the requests `planned` to one for `rows` (N,); new requests have no drafts."""
     place = {row: number for number, row in enumerate(planned.tolist())}
-    at = np.array([place.get(row, NOBODY) for row in rows.tolist()], np.int64)
-    forced = np.where(at == NOBODY, 0, order.forced[at]) if len(planned) else np.zeros_like(at)
-    weights = np.where(at == NOBODY, 1.0, order.weights[at]) if len(planned) else np.ones(len(at))
+    at = np.array([place.get(row, NOT_PLANNED) for row in rows.tolist()], np.int64)
+    forced = np.where(at == NOT_PLANNED, 0, order.forced[at]) if len(planned) else np.zeros_like(at)
+    weights = np.where(at == NOT_PLANNED, 1.0, order.weights[at]) if len(planned) else np.ones(len(at))
     return replace(order, forced=forced, weights=weights)
 
 
@@ -474,6 +476,6 @@ def _fed(plan: DraftPlan, batch: Batch, tokens: Ints, drafters: tuple[Drafter, .
         if drafter.is_block:
             fed[number] = tokens * (plan.passes[number] > 0 or fed_blocks[number] or fed[number].any())
         elif drafter.reads and plan.passes[number]:
-            proposes: Bools = (plan.asked == number).any(0)
+            proposes: Bools = (plan.drafter_order == number).any(0)
             fed[number] = np.where(proposes, batch.missing[number], fed[number])
     return np.asarray(fed)

@@ -38,9 +38,9 @@ def fitted(
     varlen = decode
     if not world.takes_any_lengths:
         varlen = [noise(sample) for sample in _decode_samples(world, contexts, uniform=False)]
-    target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.RAGGED: fit([*varlen, *prompts]).cost}
+    target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.VARLEN: fit([*varlen, *prompts]).cost}
     if world.graph_tokens is not None:
-        target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.RAGGED]
+        target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.VARLEN]
     shorter = contexts[:-1] or contexts  # drafters are measured at fewer shapes
     drafts = {drafter.name: _block if drafter.is_block else _drafter for drafter in drafters}
     return LatencyModel(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
@@ -29,7 +29,7 @@ class Fixed:
     def plan_draft(self, batch: Batch) -> DraftPlan:
         k, number = self.k(batch), self._drafter
         passes = np.zeros(len(self._drafters), np.int64)
-        drafter_order = np.full((1, len(batch)), NOBODY, np.int64)
+        drafter_order = np.full((1, len(batch)), NO_DRAFTER, np.int64)
         feed = np.zeros((len(self._drafters), len(batch)), np.int64)
         if k:
             passes[number] = k

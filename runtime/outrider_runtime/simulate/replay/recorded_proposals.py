@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.batch import NOBODY, Bools, Floats
+from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Floats
 from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
@@ -52,7 +52,7 @@ class RecordedProposals:
         count = len(requests.load)
         start = recording.start[requests.load.answer].astype(np.int64)
         self._start, self._length = start, recording.start[requests.load.answer + 1] - start
-        self.drafter: Ints = np.full(count, NOBODY, np.int64)
+        self.drafter: Ints = np.full(count, NO_DRAFTER, np.int64)
         self.length: Ints = np.zeros(count, np.int64)
         self._depth: Ints = np.zeros(count, np.int64)
         self._width: Ints = np.ones(count, np.int64)
@@ -60,7 +60,7 @@ class RecordedProposals:
         self._place: Ints = np.zeros(count, np.int64)
         """Position in the recording."""
         self._confidence = np.zeros((count, DEPTH), np.float32)
-        self._drafter_order: Ints = np.full((1, count), NOBODY, np.int64)
+        self._drafter_order: Ints = np.full((1, count), NO_DRAFTER, np.int64)
         self._plan: DraftPlan | None = None
 
     def forest(self, rows: Rows, *, confidences: bool = True) -> Forest:
@@ -120,27 +120,27 @@ class RecordedProposals:
 
     def clear(self, rows: Rows) -> None:
         self.length[rows], self._width[rows] = 0, 1
-        self.drafter[rows] = NOBODY
+        self.drafter[rows] = NO_DRAFTER
         for drafters in self._drafter_order:
-            drafters[rows] = NOBODY
+            drafters[rows] = NO_DRAFTER
 
     def expect(self, rows: Rows, plan: DraftPlan) -> None:
         """Drop the pending proposals of a step's requests, and expect those of a plan."""
         self._plan = plan
-        ranks = plan.asked.shape[0]
+        ranks = plan.drafter_order.shape[0]
         if self._drafter_order.shape[0] != ranks:
-            self._drafter_order = np.full((ranks, self._drafter_order.shape[1]), NOBODY, np.int64)
+            self._drafter_order = np.full((ranks, self._drafter_order.shape[1]), NO_DRAFTER, np.int64)
         self.clear(rows)
 
     def propose(self, states: RequestStates, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
         """Propose for the requests that decode next, after `expect`. The (D, N) columns are those of `ReplayCaches`."""
-        ranks = plan.asked.shape[0]
-        for drafters, planned in zip(self._drafter_order, plan.asked, strict=True):
-            drafters[states.rows] = np.where(states.decodes, planned, NOBODY)
+        ranks = plan.drafter_order.shape[0]
+        for drafters, planned in zip(self._drafter_order, plan.drafter_order, strict=True):
+            drafters[states.rows] = np.where(states.decodes, planned, NO_DRAFTER)
         open_ = states.decodes & (states.left > 1)
         for rank in range(ranks):
             for number in plan.passes.nonzero()[0].tolist():
-                asks = ((plan.asked[rank] == number) & open_).nonzero()[0]
+                asks = ((plan.drafter_order[rank] == number) & open_).nonzero()[0]
                 if len(asks):
                     state = (missing[number, asks], read[number, asks], whole[number, asks])
                     proposed = self._by(number, states, asks, int(plan.passes[number]), state)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_CLASS
 from outrider_runtime.simulate.recording import Recording
 
 Ints = NDArray[np.int64]
@@ -23,7 +23,7 @@ class Workload:
     output: Ints
     """(R,): output tokens."""
     slo_class: Ints
-    """(R,): position in the policy's SLO classes, or `NOBODY`."""
+    """(R,): position in the policy's SLO classes, or `NO_CLASS`."""
     answer: Ints
     """(R,): answer of the recording that the request gets."""
     clients: int | None = None
@@ -62,7 +62,7 @@ def closed(
     """Draw `count` requests of a closed load. First requests are cut at random, so that clients do not align."""
     prompt, output = lengths.draw(count, rng)
     output[:clients] = np.maximum(8, (output[:clients] * rng.uniform(0.1, 1.0, min(clients, count))).astype(np.int64))
-    no_class = np.full(count, NOBODY, np.int64)
+    no_class = np.full(count, NO_CLASS, np.int64)
     return Workload(np.zeros(count), prompt, output, no_class, answers_of(recording, group, count, rng), clients)
 
 
@@ -70,7 +70,7 @@ def open_load(
     at_s: Floats, recording: Recording, group: str | None, rng: np.random.Generator, lengths: Lengths = Lengths()
 ) -> Workload:
     prompt, output = lengths.draw(len(at_s), rng)
-    no_class = np.full(len(at_s), NOBODY, np.int64)
+    no_class = np.full(len(at_s), NO_CLASS, np.int64)
     return Workload(at_s, prompt, output, no_class, answers_of(recording, group, len(at_s), rng))
 
 

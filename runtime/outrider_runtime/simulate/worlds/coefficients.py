@@ -27,7 +27,7 @@ class ProfiledTarget:
     def _mode(self, work: Pass) -> ExecutionMode:
         if self.graph_tokens is not None and work.tokens > self.graph_tokens:
             return ExecutionMode.BEYOND_GRAPH
-        return ExecutionMode.UNIFORM if work.uniform and not work.prompts else ExecutionMode.RAGGED
+        return ExecutionMode.UNIFORM if work.uniform and not work.prompts else ExecutionMode.VARLEN
 
 
 @dataclass(frozen=True, slots=True)
