@@ -31,12 +31,12 @@ def test_attribute_docstring_that_begins_with_a_preposition_is_found() -> None:
 
 
 def test_banned_words_are_found_in_docstrings_and_comments_by_line() -> None:
-    source = f'"""Steps.\n\nRequests {WHO} wait."""\n\nx = 1  # this hangs {"on"} y\n'
+    source = f'"""Steps.\n\nRequests {BANNED} wait."""\n\nx = 1  # this hangs {"on"} y\n'
     assert _of_python(source) == [("word", 3, BANNED), ("word", 5, "hangs on")]
 
 
 def test_text_of_strings_and_quoted_names_passes() -> None:
-    assert _of_python(f'"""The column `{WHO}`."""\nprint("{WHO} # {WHO}")\n') == []
+    assert _of_python(f'"""The column `{BANNED}`."""\nprint("{BANNED} # {BANNED}")\n') == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_names_that_are_used_or_merely_contain_a_word_pass() -> None:
 
 
 def test_page_is_held_to_the_words_but_its_code_is_not() -> None:
-    page = f"# A page\n```sh\necho {WHO}\n```\nSay `{WHO}`, not {WHO}.\n"
+    page = f"# A page\n```sh\necho {BANNED}\n```\nSay `{BANNED}`, not {BANNED}.\n"
     assert list(words.text_findings("docs/a.md", page)) == [words.Finding("word", "docs/a.md", 5, BANNED)]
 
 
@@ -129,12 +129,12 @@ def test_update_lowers_an_entry_and_never_raises_one(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words.write_allowed(repository.allowed, Counter({("word", "README.md"): 2}))
-    repository.write(f"{WHO} is it?\n")
+    repository.write(f"{BANNED} is it?\n")
     assert repository.lint() == 0
     assert "lower the entries" in capsys.readouterr().out
     assert repository.lint("--update") == 0
     assert words.read_allowed(repository.allowed) == {("word", "README.md"): 1}
-    repository.write(f"{WHO} is {WHO}?\n")
+    repository.write(f"{BANNED} is {BANNED}?\n")
     assert repository.lint("--update") == 1
     assert "1 more of rule 'word'" in capsys.readouterr().out
     assert words.read_allowed(repository.allowed) == {("word", "README.md"): 1}
@@ -167,5 +167,5 @@ def test_tree_without_git_is_held_to_the_words_alone(tmp_path: Path, monkeypatch
     allowed = tmp_path / "allowed.txt"
     words.write_allowed(allowed, Counter())
     assert words.main([], tmp_path, allowed) == 0
-    (tmp_path / "README.md").write_text(f"{WHO}?\n")
+    (tmp_path / "README.md").write_text(f"{BANNED}?\n")
     assert words.main([], tmp_path, allowed) == 1
