@@ -90,7 +90,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[subprocess.Popen[str]]:
-    """A parent of processes that have loaded numba, which takes a second for each of the twenty, and compiled nothing."""
+    """Forks the twenty processes of this file after loading numba once, which takes a second; nothing is compiled."""
     command = [sys.executable, "-W", "error", "-c", FORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
