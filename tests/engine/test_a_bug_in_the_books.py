@@ -50,7 +50,7 @@ def plain(running: Bench) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda value: getattr(value, "__name__", value))
-def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
+def test_engine_survives_a_bug_and_its_state_says_why(
     engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, books: type | str, call: str
 ) -> None:
     """Bug: an exception in the books ended the engine, and with it every request of the pod."""
@@ -71,7 +71,7 @@ def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
         assert "the control loop raised KeyError: 'of this name'" in state_of(engine, drafter.name).reason
 
 
-def test_books_that_always_raise_leave_plain_decoding(
+def test_failing_bookkeeping_leaves_plain_decoding(
     engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is ordered and no place for proposals is kept, in every step."""

@@ -69,7 +69,7 @@ def test_a_window_is_right_about_what_it_sees(engine: OrderedBench, reference: l
     assert 0.3 < rates[0] < rates[1] == 1.0
 
 
-def test_no_pass_reads_more_than_the_window_and_its_own_tokens(
+def test_pass_reads_at_most_the_window_and_its_own_tokens(
     engine: OrderedBench, reference: list[list[int]]
 ) -> None:  # fmt: skip
     """Promise: a pass costs what min(context, budget) tokens cost, in steps that read a prompt, too."""
@@ -132,7 +132,7 @@ def test_draft_model_with_a_window_fills_a_gap(engine: OrderedBench, reference: 
     assert right == tried > 0
 
 
-def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing() -> None:
+def test_preempted_or_aborted_requests_do_not_affect_others() -> None:
     """The loop decides, with a tight window: prompts in chunks, memory for two of four, one of them aborted."""
     prompts: list[RequestArguments] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
     extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=128"]
@@ -181,7 +181,7 @@ def test_a_table_is_shortened_page_by_page() -> None:
     assert table[1, :3].tolist() == [20, 21, 22]
 
 
-def test_a_table_cannot_be_shortened_where_layers_forget_tokens_or_keep_no_keys() -> None:
+def test_block_table_of_special_layers_is_not_shortened() -> None:
     """Sliding windows, chunks, MLA, Mamba layers among others: left out with a sentence, target and draft alike."""
     from outrider_runtime.vllm_plugin.short_tables import check_plain
     from vllm.v1 import kv_cache_interface as vllm

@@ -73,7 +73,7 @@ def test_a_draft_that_slows_three_times_lowers_k(slowing: Slowing) -> None:
     assert np.mean(chosen[-40:]) <= 0.5
 
 
-def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: Slowing) -> None:
+def test_device_seconds_are_measured_for_deferred_work(slowing: Slowing) -> None:
     """Bug: the draft's time was what its launch took on the host. Closing a gap takes a pass of its own."""
     device, steps, _ = slowing
     timed = [step.outcome for step in steps if math.isfinite(step.outcome.step_s)]
@@ -87,7 +87,7 @@ def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: Slowing) -
 
 
 @pytest.mark.parametrize("place", range(len(POINTS)), ids=map(str, POINTS))
-def test_the_profiler_measures_with_the_scheduling_that_serves(slowing: Slowing, place: int) -> None:
+def test_profiler_measures_with_the_serving_scheduler(slowing: Slowing, place: int) -> None:
     """Bug: it scheduled synchronously, so that a GPU's step had the host's work in it. A late report is of the
     ordered shape, prompts included, and its seconds are the device's."""
     point, visit = POINTS[place], slowing.visits[place]
@@ -106,7 +106,7 @@ def test_the_host_waits_for_nothing(slowing: Slowing) -> None:
     assert not slowing.device.waited
 
 
-def test_synchronous_proposals_are_read_once_the_device_has_them() -> None:
+def test_synchronous_proposals_are_read_once_computed() -> None:
     """vLLM waits for the sampled tokens only: what is drafted after them lies in memory later. Bug: after a step of
     k = 0 whose drafting was not over, proposals were lost, and the lengths of one step met the next one's requests."""
     device = Device(pass_s=0.001)
@@ -146,9 +146,7 @@ def _asker() -> str:
     return frame.f_code.co_filename
 
 
-def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_asynchronous_step_never_waits_for_a_device_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Promise: the host schedules the next step while the device works, with any drafter, filling of gaps included."""
     head = eagle(head_reading(SMALL_LAYERS, tmp_path / "head"))
     with bench([lookup(), head, draft_model(POOR_DRAFT)], asynchronous=True, target=SMALL) as engine:

@@ -39,7 +39,7 @@ def test_adaptive_cost_tables_equal_those_of_vllm(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_adaptive_device_gives_tokens_to_the_requests_vllm_does(seed):
+def test_adaptive_device_gives_tokens_to_the_same_requests(seed):
     import torch
     from vllm.v1.worker.gpu.spec_decode.adaptive_verification import _assign_draft_token_budget
 

@@ -63,9 +63,7 @@ def test_draft_length_that_changes_each_step_loses_nothing(engine: Bench, refere
         assert not state_of(engine, drafter).reason
 
 
-def test_a_request_that_reaches_the_length_limit_ends_there_and_the_others_go_on(
-    engine: Bench, reference: list[list[int]]
-) -> None:
+def test_request_ends_at_the_length_limit_and_others_go_on(engine: Bench, reference: list[list[int]]) -> None:
     """Bug: places for K proposals were scheduled behind the limit, and the engine died of an index out of range."""
     tokenizer = engine.llm.get_tokenizer()
     limit = int(engine.plan.boot.engine.extra_args[0].partition("=")[2])

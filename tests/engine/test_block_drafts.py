@@ -237,7 +237,7 @@ def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[Dr
         assert_preempted_requests_answer_alike(engine)
 
 
-def test_blocks_and_a_draft_model_on_a_target_that_forgets(folder: Path) -> None:
+def test_blocks_and_a_draft_model_on_a_sliding_window_target(folder: Path) -> None:
     """Half of the layers see 64 tokens, the drafts all of them: several KV groups, each with pages of its own."""
     pool = [
         lookup(),

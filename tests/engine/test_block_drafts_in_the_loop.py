@@ -115,7 +115,7 @@ def test_length_ends_at_the_block(engine: Bench) -> None:
     assert {verified.planned_tokens for verified in spark} == {2}
 
 
-def test_prefix_that_a_block_drafter_saw_needs_no_new_reading(engine: Bench) -> None:
+def test_prefix_that_a_block_drafter_saw_is_not_fed_again(engine: Bench) -> None:
     engine.loop.pin(2, "flash")
     first = engine.generate([LONG])
     engine.steps.clear()

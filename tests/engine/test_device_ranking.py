@@ -73,7 +73,7 @@ def test_forced_tokens_that_are_real_are_verified(step: Any) -> None:
 
 @settings(deadline=None)
 @given(steps())
-def test_no_other_prefixes_of_as_many_tokens_are_likelier(step: Any) -> None:
+def test_chosen_prefixes_are_the_likeliest_of_their_size(step: Any) -> None:
     """What is left out scores no higher than what is taken, where nothing is forced; each request's are a prefix."""
     survival, caps, forced, tokens = step
     lengths = verification_lengths(survival, caps, torch.zeros_like(forced), tokens)
@@ -86,14 +86,14 @@ def test_no_other_prefixes_of_as_many_tokens_are_likelier(step: Any) -> None:
 
 @settings(deadline=None)
 @given(steps())
-def test_filler_is_verified_only_where_nothing_real_is_left(step: Any) -> None:
+def test_filler_is_verified_only_after_all_real_proposals(step: Any) -> None:
     survival, caps, forced, tokens = step
     lengths = verification_lengths(survival, caps, forced, tokens)
     real = torch.minimum((survival > 0).sum(dim=1), caps)
     assert torch.minimum(lengths, real).sum() == min(tokens, int(real.sum()))
 
 
-def test_equal_scores_go_to_the_first_request_in_the_order_of_depth() -> None:
+def test_equal_scores_are_ranked_by_depth_then_request() -> None:
     survival = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.25]])
     caps, none = torch.tensor([2, 2, 2]), torch.zeros(3, dtype=torch.int32)
     assert verification_lengths(survival, caps, none, 3).tolist() == [2, 1, 0]
@@ -242,9 +242,7 @@ def test_filler_is_not_verified(engine: Bench, reference: list[list[int]]) -> No
     assert engine.accepted("pld") > 0
 
 
-def test_a_device_that_the_host_runs_ahead_of_verifies_as_many_as_ordered(
-    engine: Bench, reference: list[list[int]]
-) -> None:
+def test_device_verifies_the_ordered_number_asynchronously(engine: Bench, reference: list[list[int]]) -> None:
     """A GPU's batch has its size before the device knows what is real."""
     engine.runner._ranking.host_knows_proposals = False
     lengths = itertools.cycle((0, 3, 1, 0, 2, 3))

@@ -61,7 +61,7 @@ def reasons(engine: Bench) -> dict[str, str]:
     return {drafter.name: drafter.reason for drafter in drafters if not drafter.loaded}
 
 
-def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without_eagle: Path) -> None:
+def test_head_for_a_target_without_hidden_states_is_left_out(without_eagle: Path) -> None:
     """Bug: vLLM raised while it loaded the target, in another sentence than those that drop a drafter: the pod never
     came up."""
     boot = boot_config([eagle(), lookup()], extra=["--max-model-len=512"])
@@ -100,7 +100,7 @@ def test_draft_that_ends_before_overridden_positions_is_left_out(tmp_path: Path)
     assert set(reason_of) == {"draft", "self"}
 
 
-def test_heads_are_left_out_when_target_claims_hidden_states_in_vain(tmp_path: Path) -> None:
+def test_head_is_left_out_if_hidden_states_are_only_claimed(tmp_path: Path) -> None:
     """Bug: MiMo inherits the claim from Qwen2 and hands out nothing. vLLM's assertion ended the engine, whose next
     start knew of no cause and did the same."""
     heads = [eagle(planted_models.eagle_of_small(tmp_path / "head"))]
@@ -145,7 +145,7 @@ def test_oom_in_graph_capture_restarts_without_the_largest(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("when", ["set_attn", "init_cudagraph_manager", "propose"])
-def test_a_head_that_raises_before_the_engine_serves_is_started_without(
+def test_head_that_raises_during_the_start_is_left_out(
     monkeypatch: pytest.MonkeyPatch, small_head: DrafterSpec, when: str
 ) -> None:
     """While it is given its attention or its graphs, or in the passes that warm up and measure memory.

@@ -113,12 +113,12 @@ def _number(manager: Any) -> int:
 
 
 @pytest.mark.parametrize("varlen", MODES, ids=NAMED)
-def test_a_pod_captures_at_most_half_as_many_graphs_again_as_stock_vllm(varlen: bool) -> None:
+def test_pod_captures_at_most_1_5_times_the_graphs_of_vllm(varlen: bool) -> None:
     """Bug: every length at every size of a fine grid took minutes of a pod's start and gigabytes of its memory."""
     assert captures(*given_to_vllm(), varlen=varlen) <= 1.5 * captures(STOCK_SIZES, None)
 
 
-def test_the_sizes_are_those_for_the_examples_requests() -> None:
+def test_graph_sizes_fit_the_examples_requests() -> None:
     assert given_to_vllm()[0] == graph_sizes(DRAFTED, REQUESTS)
 
 
@@ -144,7 +144,7 @@ def decoding(manager: Any, lengths: list[int]) -> Any:
     return manager.dispatch(len(lengths), sum(lengths), same, 0, max_query_len=max(lengths)).cg_mode.name
 
 
-def test_equal_lengths_run_in_a_whole_graph_and_others_in_pieces() -> None:
+def test_uniform_steps_use_one_graph_and_varlen_steps_pieces() -> None:
     """What the state calls Uniform, and what the two prices of a step are for."""
     from outrider_runtime.vllm_plugin.graph_lengths import verification
 
@@ -163,7 +163,7 @@ lengths_of_requests = st.lists(st.integers(1, DRAFTED + 1), min_size=1, max_size
 
 @settings(max_examples=200)
 @given(lengths_of_requests)
-def test_where_the_attention_allows_it_every_mix_of_lengths_runs_in_a_whole_graph(lengths: list[int]) -> None:
+def test_varlen_attention_replays_one_graph_for_any_lengths(lengths: list[int]) -> None:
     """Bug: on GPUs the price of a length of one's own for each request was a step in pieces (FlashAttention 3 and
     Triton replay graphs of any lengths). The padding is bounded."""
     from outrider_runtime.vllm_plugin.graph_lengths import verification
@@ -181,7 +181,7 @@ def test_where_the_attention_allows_it_every_mix_of_lengths_runs_in_a_whole_grap
 
 
 @pytest.mark.parametrize("varlen", MODES, ids=NAMED)
-def test_a_step_without_proposals_runs_in_a_graph_of_plain_decoding(varlen: bool) -> None:
+def test_step_without_proposals_uses_plain_decodings_graph(varlen: bool) -> None:
     """Promise: k = 0 costs what plain decoding costs. Kernels for one token a request are chosen at the capture."""
     target, _ = both_managers(varlen)
     for batch in range(1, REQUESTS + 1):
@@ -189,7 +189,7 @@ def test_a_step_without_proposals_runs_in_a_graph_of_plain_decoding(varlen: bool
         assert (graph.cg_mode.name, graph.uniform_token_count, graph.max_query_len) == ("FULL", 1, None)
 
 
-def test_a_heads_further_passes_have_a_whole_graph_for_every_number_of_them() -> None:
+def test_heads_later_passes_have_one_graph_per_draft_length() -> None:
     """One graph for each number of passes, if vLLM records all passes in one (FlashAttention, Triton).
 
     Bug: a second head had graphs of all passes only, so that it ran all of them for any length."""
@@ -233,7 +233,7 @@ def test_block_draft_has_one_graph_of_its_whole_block_a_size() -> None:
 @pytest.mark.parametrize("varlen", MODES, ids=NAMED)
 @settings(max_examples=100)
 @given(lengths=lengths_of_requests, reads_a_prompt=st.booleans())
-def test_a_heads_first_pass_runs_in_the_graph_of_the_targets_batch(
+def test_heads_first_pass_uses_the_graph_of_the_batch_size(
     varlen: bool, second: bool, lengths: list[int], reads_a_prompt: bool
 ) -> None:
     """It reads the metadata that the target's attention prepared, and some kernels lay that out by the graph's number
@@ -286,7 +286,7 @@ def attention(support: str, longest: int | None = None) -> Any:
         ([("ALWAYS",)], "UNIFORM_BATCH", False),
     ],
 )
-def test_the_mode_is_what_the_attention_can_replay(groups: list[Any], beyond: str, fits: bool) -> None:
+def test_verification_mode_follows_the_attention_backend(groups: list[Any], beyond: str, fits: bool) -> None:
     """FlashAttention 3 and Triton always can, FlashAttention 2 cannot; vLLM's own backends say so."""
     from outrider_runtime.vllm_plugin import cpu
 
@@ -308,7 +308,7 @@ def test_the_mode_is_what_the_attention_can_replay(groups: list[Any], beyond: st
         assert graphs_of(plain, varlen_decode=False) == {"varlen_decode": False}, "as vLLM has it"
 
 
-def test_vllms_backends_say_what_they_can_replay() -> None:
+def test_attention_backends_report_their_graph_support() -> None:
     """Triton is one of those that replay any lengths; FlashAttention is where it is version 3, which no CPU has."""
     from outrider_runtime.vllm_plugin import cpu
 

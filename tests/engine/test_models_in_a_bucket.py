@@ -69,7 +69,7 @@ def test_target_and_draft_are_streamed_from_the_bucket(tmp_path: Path, models: B
     assert {"small/target/model.safetensors", "small/draft/model.safetensors"} <= set(models.reads)
 
 
-def test_bucket_without_the_model_ends_the_pod_with_a_sentence(tmp_path: Path, models: Bucket) -> None:
+def test_bucket_without_the_model_ends_the_pod_with_the_cause(tmp_path: Path, models: Bucket) -> None:
     """Its last line is what a condition shows."""
     server = _server(tmp_path, models, "small/another")
     assert server.process.wait(120) == 1

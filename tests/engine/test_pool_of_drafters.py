@@ -102,7 +102,7 @@ def drafted(
     return step, rows.tolist()
 
 
-def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
+def test_request_gets_the_proposals_of_its_chosen_drafter() -> None:
     """The worker may run the requests in any order."""
     step, rows = drafted([Member(10), Member(20)], order([3, 2], [0, 1, NO_DRAFTER, 0]), batch=["d", "c", "b", "a"])
     report = step.report()
@@ -122,7 +122,7 @@ def test_idle_member_does_not_run() -> None:
     assert report.proposed.tolist() == [0] * 4
 
 
-def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
+def test_second_drafter_serves_what_the_first_misses() -> None:
     lookup, head = Member(10, follow_up_tokens=[0, 2, 0, 1], matched=[0, 4, 0, 3]), Member(20)
     step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NO_DRAFTER], second=[1, 1, NO_DRAFTER, NO_DRAFTER]))
     assert step.report().proposer.tolist() == [1, 0, NO_DRAFTER, NO_DRAFTER]
@@ -133,7 +133,7 @@ def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("stray", [-1, VOCABULARY, 2**30])
-def test_what_is_no_token_of_the_target_ends_the_row(stray: int) -> None:
+def test_token_outside_the_targets_vocabulary_ends_the_row(stray: int) -> None:
     """Bug: padding behind a short draft was taken for nonsense, and a good drafter was suspended for it. And the
     target's embedding has no row for such a number: the engine would die for everyone."""
 
@@ -192,7 +192,7 @@ def test_failed_gap_filling_leaves_only_its_own_gaps() -> None:
     assert report.proposed.tolist() == [0, 2, 0, 2]
 
 
-def test_a_report_waits_for_the_device_and_the_host_does_not() -> None:
+def test_report_waits_for_the_device_and_the_step_does_not() -> None:
     """Promise: in an asynchronous step the host never waits; what the drafters took is the device's own time."""
     clock = DeviceBehind()
     step, _ = drafted([Member(10)], order([3], [0] * 4), clock=clock)
@@ -215,7 +215,7 @@ class NoHostWait(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_giving_each_request_its_proposals_waits_for_nothing() -> None:
+def test_assigning_proposals_does_not_wait_for_the_device() -> None:
     """Promise: the host schedules the next step while the device drafts, however many members run."""
     members = [Member(10, follow_up_tokens=[0, 2, 3, 1]), Member(20), Member(30)]
     with NoHostWait():
@@ -232,7 +232,7 @@ def test_a_device_ranks_proposals_without_waiting() -> None:
     assert len(steps) == 3
 
 
-def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> None:
+def test_member_that_cannot_be_built_leaves_other_numbers_alone() -> None:
     """Its layers, half registered, must not get memory of the KV cache; its number stays its own."""
     noted: dict[str, str] = {}
 
@@ -246,7 +246,7 @@ def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> Non
     assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]
 
 
-def test_a_member_that_cannot_be_loaded_leaves_no_layer_to_the_engine() -> None:
+def test_member_that_cannot_be_loaded_leaves_no_layer_behind() -> None:
     """What stays in vLLM's book of layers gets its part of every token's KV."""
     speculator = pool(lambda: Member(10), lambda: Member(20))
     layers = speculator.vllm_config.compilation_config.static_forward_context
@@ -263,7 +263,7 @@ def test_a_member_that_cannot_be_loaded_leaves_no_layer_to_the_engine() -> None:
     assert list(speculator._members) == [1]
 
 
-def test_a_member_whose_graphs_cannot_be_captured_ends_the_start_with_a_note() -> None:
+def test_failed_graph_capture_ends_the_start_with_a_note() -> None:
     """The next start leaves it out for the note; the members after it have done nothing wrong."""
 
     class Broken(Member):
@@ -285,7 +285,7 @@ def test_a_member_whose_graphs_cannot_be_captured_ends_the_start_with_a_note() -
     second=st.lists(st.integers(-1, 1), min_size=4, max_size=4),
     passes=st.lists(st.integers(1, MOST), min_size=2, max_size=2),
 )
-def test_a_row_holds_the_proposals_of_one_drafter_and_nothing_else(
+def test_row_holds_the_proposals_of_one_drafter_only(
     match_tokens: list[int], chosen: list[int], second: list[int], passes: list[int]
 ) -> None:
     step, rows = drafted([Member(10, match_tokens), Member(20)], order(passes, chosen, second))

@@ -97,7 +97,7 @@ def test_target_and_drafters_are_measured_and_identified(whole):
     assert drafters["eagle"].commit == weights_commit(str(report.with_name("head")))
 
 
-def test_a_drafts_pass_costs_less_than_the_targets_and_a_lookup_next_to_nothing(whole):
+def test_lookup_is_cheaper_than_a_pass_and_a_pass_than_a_step(whole):
     """What the choice of lengths rests on: a mix-up of the two clocks would show here."""
     costs = {drafter.name: drafter.cost for drafter in whole[0].result.drafters}
     target = whole[0].result.target.costs[ProfileExecutionMode.UNIFORM]
@@ -106,7 +106,7 @@ def test_a_drafts_pass_costs_less_than_the_targets_and_a_lookup_next_to_nothing(
     assert pass_s["lookup"] < pass_s["eagle"] < step
 
 
-def test_the_error_is_stated_on_shapes_that_were_held_out(whole):
+def test_error_is_measured_on_held_out_shapes(whole):
     """The figure in the status is one that the fit did not see; it may be large on a noisy machine, never absent."""
     ran, report = whole
     shapes = json.loads((report / "report.json").read_text())["shapes"]
@@ -134,7 +134,7 @@ def test_an_added_drafter_is_measured_alone_and_quickly(tmp_path):
     assert ran.result.failures == []
 
 
-def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
+def test_head_with_broken_weights_fails_alone_with_a_reason(tmp_path):
     """Its config is right, so only the engine finds out."""
     head = head_reading(SMALL_LAYERS, tmp_path / "broken")
     (head / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
@@ -145,7 +145,7 @@ def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
     assert "header" in ran.result.failures[0].message.lower()
 
 
-def test_a_target_is_measured_though_its_only_drafter_cannot_serve_it(tmp_path):
+def test_target_is_measured_even_if_its_only_drafter_fails(tmp_path):
     """Bug: without proposals in shapes that need them, the target read tokens that are none."""
     pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path), head="nowhere"))
     pool["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"windowTokens": 64}}]
@@ -156,7 +156,7 @@ def test_a_target_is_measured_though_its_only_drafter_cannot_serve_it(tmp_path):
     assert "verify 3" in ran.output
 
 
-def test_a_stopped_job_writes_nothing_and_leaves_no_engine_behind(tmp_path):
+def test_stopped_job_writes_nothing_and_ends_its_engine(tmp_path):
     """SIGTERM (the Job gives way to a serving pod): nothing was concluded, so nothing is reported."""
     running = subprocess.Popen(command(tmp_path, "--target"), stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None

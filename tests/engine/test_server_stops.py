@@ -46,7 +46,7 @@ def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-def test_a_pod_whose_plugin_is_not_active_never_becomes_ready(bare_pod: Server) -> None:
+def test_pod_without_an_active_plugin_never_becomes_ready(bare_pod: Server) -> None:
     """Readiness asserts that the plugin is active; the pod is alive, and the state says why."""
     assert bare_pod.chat().status_code == 200
     answer = bare_pod.admin.get("/readyz")
@@ -106,7 +106,7 @@ def test_a_signal_ends_a_server_whose_engine_is_starting(tmp_path: Path) -> None
         server.stop()
 
 
-def test_the_last_line_of_a_server_that_cannot_start_is_the_cause(tmp_path: Path) -> None:
+def test_server_that_cannot_start_ends_with_the_cause(tmp_path: Path) -> None:
     """The kubelet keeps it as the termination message; bug: it was Python's resource tracker, after "See root cause
     above"."""
     boot = write_json(tmp_path / "boot.json", boot_document(extra_arguments=["--block-size=16"]))

@@ -111,7 +111,7 @@ def test_each_drafter_at_each_length(engine: Bench, case: Case, reference: list[
         assert engine.accepted(drafter) > 0, f"{drafter} never had a proposal accepted: the test proves nothing"
 
 
-def test_lengths_change_at_every_step_and_drafters_now_and_then(engine: Bench, reference: list[list[int]]) -> None:
+def test_changing_lengths_and_drafters_keep_answers(engine: Bench, reference: list[list[int]]) -> None:
     """Bug: stale proposals after a step without any; a batch whose requests verify different lengths; a drafter that
     takes another's proposals for its own."""
     lengths = itertools.cycle((0, 3, 1, 0, 0, 2, 3))
@@ -158,9 +158,7 @@ def test_gap_in_the_drafts_cache_breaks_nothing(engine: Bench, case: Case, refer
 
 
 @pytest.mark.parametrize("case", ["draft model"], indirect=True)
-def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
-    engine: Bench, reference: list[list[int]]
-) -> None:
+def test_draft_model_proposes_the_same_after_a_catch_up(engine: Bench, reference: list[list[int]]) -> None:
     """Promise: acceptance does not collapse after a resume. The draft is skipped for ten steps, prompts included, then
     runs over the gaps in chunks of 64 tokens; from then on each proposal is the one of a draft that saw everything.
     Bug: positions or slots off by one, or tokens written behind a gap that is still open: the proposals are junk."""
@@ -277,7 +275,7 @@ def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: 
 
 
 @pytest.mark.parametrize("case", ["EAGLE-3 and prompt lookup"], indirect=True)
-def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Bench, reference: list[list[int]]) -> None:
+def test_neural_draft_serves_requests_that_a_lookup_misses(engine: Bench, reference: list[list[int]]) -> None:
     """Whose proposals they were is known where they are verified, and that the lookup missed."""
 
     def plan_draft(batch: Batch) -> DraftPlan:
@@ -332,7 +330,7 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, sh
     ("call", "draft_tokens"),
     [("plan_verify", 2), ("plan_draft", 2), ("plan_draft", 0), ("observe", 2), ("release", 2)],
 )
-def test_a_controller_that_raises_costs_speculation_only(
+def test_controller_that_raises_suspends_only_speculation(
     engine: Bench, short_reference: list[list[int]], call: str, draft_tokens: int
 ) -> None:
     """Bug: a division by zero in a decision ended the engine, and with it every request of the pod. What is caught does

@@ -50,7 +50,7 @@ def tables() -> list[Any]:
     ("field", "room"),
     [("logit_bias", 1024), ("allowed_token_ids", 1024), ("bad_words", 1024), ("stop_token_ids", 128)],
 )
-def test_a_request_is_refused_where_the_worker_would_end_the_engine_and_not_before(field: str, room: int) -> None:
+def test_request_that_would_crash_the_worker_is_refused(field: str, room: int) -> None:
     """Bug: one request of one client ended the engine."""
     worker = tables()  # before anything else imports the runner
     from outrider_runtime.vllm_plugin.bounded_input import check_rows
@@ -91,9 +91,7 @@ def processor() -> Any:
         ({"stop_token_ids": list(range(3, 1000))}, ""),
     ],
 )
-def test_words_count_by_their_tokens_and_the_models_own_stop_token_counts(
-    processor: Any, fields: dict[str, Any], refused: str
-) -> None:
+def test_words_and_stop_tokens_take_room_of_the_sampler(processor: Any, fields: dict[str, Any], refused: str) -> None:
     """Neither is known before the request is on its way to the engine; without min_tokens the sampler knows no stop
     tokens."""
     from vllm.exceptions import VLLMValidationError

@@ -50,7 +50,7 @@ def completion(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
     return document
 
 
-def test_greedy_answers_are_those_of_transformers_while_the_pool_drafts(server: Server) -> None:
+def test_greedy_answers_with_a_pool_equal_transformers(server: Server) -> None:
     """Float32, prompt lookup and the EAGLE head under the loop; the state says that they drafted."""
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
@@ -77,7 +77,7 @@ def test_a_seed_gives_the_same_answer_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_gets_vllms_status_and_type_and_the_server_lives_on(server: Server, name: str) -> None:
+def test_bad_request_gets_vllms_error_and_the_server_goes_on(server: Server, name: str) -> None:
     """A grammar is refused by its field, whatever is in it."""
     path, body = BAD[name]
     answer = server.post(path, body)
@@ -110,7 +110,7 @@ def test_running_requests_finish_before_the_server_ends(server: Server) -> None:
     assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
-def test_what_cannot_be_served_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+def test_unservable_settings_end_the_start_with_the_cause(tmp_path: Path) -> None:
     document = yaml.safe_load(EXAMPLE.read_text())
     document["spec"]["engine"] |= {"backend": "Torch"}
     document["spec"]["target"]["source"]["hostPath"]["path"] = str(tmp_path / "mixture")

@@ -285,7 +285,7 @@ def test_what_we_call_takes_what_we_give(theirs: str) -> None:
 
 
 @pytest.mark.parametrize("theirs", KEYWORDS)
-def test_what_we_call_by_keywords_takes_them_and_needs_no_others(theirs: str) -> None:
+def test_vllm_functions_take_our_keywords_and_need_no_others(theirs: str) -> None:
     resolved("outrider_runtime.vllm_plugin.cpu_worker")
     takes, keywords = inspect.signature(resolved(theirs)).parameters, set(KEYWORDS[theirs].split())
     assert keywords <= takes.keys()
@@ -293,7 +293,7 @@ def test_what_we_call_by_keywords_takes_them_and_needs_no_others(theirs: str) ->
 
 
 @pytest.mark.parametrize("theirs", ATTRIBUTES)
-def test_what_we_read_of_vllms_objects_is_there(theirs: str) -> None:
+def test_vllm_objects_have_the_attributes_we_read(theirs: str) -> None:
     """Most is set while an object is made, so that only the source tells."""
     resolved("outrider_runtime.vllm_plugin.cpu_worker")
     classes = [base_class for base_class in resolved(theirs).__mro__ if base_class.__module__.startswith("vllm.")]
@@ -349,9 +349,7 @@ MEAN_NOTHING_TO_TORCH = {
         ("completion.protocol.CompletionRequest", CompletionRequest),
     ],
 )
-def test_the_torch_backend_serves_a_requests_field_or_refuses_it_by_name(
-    vllms: str, ours: type[GenerationRequest]
-) -> None:
+def test_torch_backend_serves_or_refuses_every_request_field(vllms: str, ours: type[GenerationRequest]) -> None:
     """None that changes the answer is read over."""
     module, name = vllms.rsplit(".", 1)
     known = getattr(importlib.import_module(f"vllm.entrypoints.openai.{module}"), name).model_fields

@@ -300,7 +300,7 @@ def test_a_request_without_an_adapter_gets_none(engine: Bench, adapters: tuple[A
     assert values(together.outputs[0].logprobs) == near(alone.outputs[0].logprobs)
 
 
-def test_the_target_drafts_for_itself_with_the_requests_own_adapter(engine: Bench, adapters: tuple[Any, Any]) -> None:
+def test_self_drafting_uses_the_requests_adapter(engine: Bench, adapters: tuple[Any, Any]) -> None:
     """The window covers the whole of a short context, so it proposes what it says itself."""
     engine.loop.pin(3, "self")
     which = {1: adapters[0], 2: adapters[1]}

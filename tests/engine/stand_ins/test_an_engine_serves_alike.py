@@ -88,7 +88,7 @@ def test_nothing_is_interpreted_in_a_serving_step(engine: OrderedBench, launches
         assert not launches, engine.names[member or 0]
 
 
-def test_an_engine_that_is_wholly_interpreted_answers_the_same(engine: OrderedBench, launches: Counter[str]) -> None:
+def test_interpreted_engine_answers_the_same(engine: OrderedBench, launches: Counter[str]) -> None:
     """Promise: what the stand-ins are tested for kernel by kernel holds for the whole, for each method. No member is
     said to have failed, whatever lies in the columns that K leaves unused."""
     requests = [(PROMPTS[1], {}), (PROMPTS[0], KINDS["seeded"])]

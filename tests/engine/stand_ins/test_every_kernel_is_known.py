@@ -40,7 +40,7 @@ def test_every_kernel_has_a_stand_in_or_a_reason() -> None:
     assert LEFT_INTERPRETED.keys() <= {module for module, _ in launched() - replaced}, "a reason for nothing"
 
 
-def test_every_stand_in_is_in_place_wherever_the_runner_has_it() -> None:
+def test_stand_ins_replace_every_use_of_their_kernel() -> None:
     """Bug: `from module import function` keeps vLLM's own in the module that calls it."""
     os.environ.update(cpu.ENVIRONMENT)
     cpu.install()

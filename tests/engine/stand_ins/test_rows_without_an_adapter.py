@@ -10,7 +10,7 @@ FED, MADE, RANK, ADAPTERS = 12, 10, 4, 3
 
 
 @pytest.mark.parametrize("padding", [0, 2], ids=["linear layer", "one part of a packed layer"])
-def test_what_an_adapter_adds_is_added_to_the_rows_that_have_it(padding: int) -> None:
+def test_adapter_changes_only_the_rows_that_use_it(padding: int) -> None:
     """Bug: -1, for none, indexes weights from behind: such rows got the adapter in the last slot."""
     from outrider_runtime.vllm_plugin import cpu
 

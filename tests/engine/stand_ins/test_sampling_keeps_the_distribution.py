@@ -61,7 +61,7 @@ def _chi_squared(tokens: torch.Tensor, logits: torch.Tensor) -> float:
     return float(((seen - expected) ** 2 / expected).sum())
 
 
-def test_a_token_drawn_without_proposals_has_the_targets_distribution():
+def test_token_sampled_without_proposals_follows_the_target():
     os.environ.update(cpu.ENVIRONMENT)
     cpu.install()
     logits = 2 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2))

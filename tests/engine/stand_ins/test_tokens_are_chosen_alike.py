@@ -118,7 +118,7 @@ def test_tokens_are_those_of_the_kernels(case, seed):
     assert_same(*with_stand_ins_and_without(case, seed))
 
 
-def test_ranks_of_bfloat16_logits_are_those_of_the_same_numbers_in_float32():
+def test_bfloat16_logits_are_ranked_as_in_float32():
     """Promise: a token's rank does not depend on how wide the logits are."""
     from outrider_runtime.vllm_plugin.cpu import logprobs as ours
 

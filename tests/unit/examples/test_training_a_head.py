@@ -78,18 +78,18 @@ def test_reading_an_answer_is_drafting_it(target, held_out, trained):
         changed = batch.fused.clone()
         changed[:, place + 1 :] = 9.0  # what comes later must not show
         later = [states[:, place] for states in head.unroll(target.embed, batch.tokens, changed, UNROLL)]
-    for one, two, three in zip(whole, alone, later, strict=True):
-        torch.testing.assert_close(one, two)
-        torch.testing.assert_close(one, three)
+    for in_one_batch, by_itself, in_another in zip(whole, alone, later, strict=True):
+        torch.testing.assert_close(in_one_batch, by_itself)
+        torch.testing.assert_close(in_one_batch, in_another)
 
 
 def test_a_round_reads_prompts_of_like_length_and_all_of_them_in_time():
     """A batch is as long as its longest prompt: padding took more time than the answers."""
     lengths, chooser = list(range(1, 65)), random.Random(0)
-    rounds = [[len(one) for one in alike([[5] * length for length in lengths], 8, chooser)] for _ in range(200)]
-    assert {len(one) for one in rounds} == {8}
-    assert sum(max(one) - min(one) for one in rounds) / len(rounds) < 64 / 4
-    assert {length for one in rounds for length in one} == set(lengths)
+    rounds = [[len(text) for text in alike([[5] * length for length in lengths], 8, chooser)] for _ in range(200)]
+    assert {len(sizes) for sizes in rounds} == {8}
+    assert sum(max(sizes) - min(sizes) for sizes in rounds) / len(rounds) < 64 / 4
+    assert {length for sizes in rounds for length in sizes} == set(lengths)
 
 
 def test_states_kept_while_answering_are_those_of_one_pass(target):
@@ -172,7 +172,7 @@ def test_held_out_prompts_are_never_trained_on():
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arguments, said):
-    """Before an hour is spent, and without a traceback."""
+    """The refusal comes before an hour is spent, and without a traceback."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "empty").write_text("\n \n")
@@ -184,7 +184,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arg
 
 
 @pytest.mark.slow
-def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, tmp_path):
+def test_training_learns_from_as_few_answers_as_requested(target, held_out, tmp_path):
     """`--answers 40`, more than one batch and less than two, once wrote them and ended before the first step."""
     progress = Progress(Budget(answers=40))
     train(target, work(held_out, tmp_path), progress)

@@ -74,15 +74,15 @@ def test_the_backend_proposes_what_was_trained(target, held_out, trained):
     heads, answer = medusa_drafter.MedusaWeights(trained, model), held_out[0]
     proposed, _, _ = next(ranked(load(trained, target), target, [answer]))
     before_the_norm: list[torch.Tensor] = []
-    hook = target.model.model.norm.register_forward_pre_hook(lambda _module, given: before_the_norm.append(given[0][0]))
+    hook = target.model.model.norm.register_forward_pre_hook(lambda _module, args: before_the_norm.append(args[0][0]))
     with torch.inference_mode():
         target.model(answer.tokens[None, :-1])
         hook.remove()
         states = heads.states(before_the_norm[0])
     rows = [Row(GREEDY, 0)] * len(proposed)
     for depth, state in enumerate(states):
-        found = heads.likeliest(state[answer.prompt - 1 :][: len(proposed)], rows, 4)
-        assert torch.equal(found.tokens, proposed[:, depth, :4])
+        nodes = heads.likeliest(state[answer.prompt - 1 :][: len(proposed)], rows, 4)
+        assert torch.equal(nodes.tokens, proposed[:, depth, :4])
 
 
 def test_the_weights_are_a_file_that_any_user_may_read(trained):
@@ -97,7 +97,8 @@ def test_the_weights_are_a_file_that_any_user_may_read(trained):
 
 
 def test_a_tree_holds_the_most_probable_paths_and_their_parents():
-    """By the product of the heads' probabilities; what the target says is followed as far as the tree goes."""
+    """Paths are ranked by the product of the heads' probabilities; the target's tokens are followed as far as the tree
+    goes."""
     chosen = tree([[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]], 4)
     assert chosen == {(0,), (1,), (0, 0), (1, 0)}
     assert accepted([[False, True, False], [True, False, False]], chosen) == 2
