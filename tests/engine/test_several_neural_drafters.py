@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from outrider_crds.spec import DrafterSpec
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
 from safetensors.torch import load_file, save_file
@@ -93,8 +93,8 @@ def by_turns(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
     members = len(order.passes)
     order.chosen[:] = [(step + place) % (members + 1) - 1 for place in range(len(requests))]
     if step // 10 % 2:
-        order.chosen[order.chosen == members - 1] = NOBODY
-    for member in set(order.chosen.tolist()) - {NOBODY}:
+        order.chosen[order.chosen == members - 1] = NO_DRAFTER
+    for member in set(order.chosen.tolist()) - {NO_DRAFTER}:
         order.passes[member] = 1 + (step + member) % MOST
     return order._replace(draft_tokens=max(0, int(order.passes.max())))
 

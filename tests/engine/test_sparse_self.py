@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from outrider_crds.spec import SINK_TOKENS
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import OUTPUT_TOKENS, SMALL, lookup, sparse_self, windowed
@@ -54,7 +54,7 @@ def only(member: int, passes: int = MOST) -> Giver:
 def first_only(_step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
     """One request of the batch drafts, whichever its window."""
     order.passes[MIDDLE] = MOST
-    order.chosen[:] = [MIDDLE if place == 0 else NOBODY for place in range(len(requests))]
+    order.chosen[:] = [MIDDLE if place == 0 else NO_DRAFTER for place in range(len(requests))]
     return order._replace(draft_tokens=MOST)
 
 

@@ -17,7 +17,7 @@ from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.runtime_state import ArmState, CanaryState
 
 from outrider_runtime.control.arms.arm_prices import Credits
-from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Ints
+from outrider_runtime.control.data.batch import CANDIDATE, NO_ARM, STABLE, Ints
 
 ARM_NAMES = ("stable", "candidate")
 """Names of arms, by arm number."""
@@ -140,7 +140,7 @@ class ArmCounter:
         """Draw the request's arm, by its class; -1 without a canary."""
         with self._lock:
             if self.canary is None:
-                return NOBODY
+                return NO_ARM
             draws = self._draws.setdefault(slo_class, [])
             if not draws:
                 draws += self._block(self.canary.candidate_percent)
@@ -239,7 +239,7 @@ def _pools(canary: CanaryConfig) -> tuple[Sequence[str], Sequence[str]]:
 def arms_in_words(arms: Ints) -> str:
     """Format how many requests each arm has. arms: (N,), as `Batch.arm`."""
     counts = [(name, int(np.count_nonzero(arms == arm))) for arm, name in enumerate(ARM_NAMES)]
-    others = int(np.count_nonzero(arms == NOBODY))
+    others = int(np.count_nonzero(arms == NO_ARM))
     return _joined([*((name, count) for name, count in counts if count), *([("no arm", others)] if others else [])])
 
 

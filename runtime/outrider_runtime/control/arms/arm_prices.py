@@ -20,7 +20,7 @@ from outrider_runtime.control.cost.model import ABOVE, BATCHED, KNEE, Shape, pas
 from outrider_runtime.control.cost.step_times import BEYOND, UNIFORM, VARLEN, Costs, is_block, later_pass
 from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.data.plans import ArmPlan, Outcome
-from outrider_runtime.control.selection.offers import HOLE_TOKENS
+from outrider_runtime.control.selection.offers import GAP_TOKENS
 
 
 class Credits(NamedTuple):
@@ -86,8 +86,8 @@ def _draft_prices(costs: Costs, outcome: Outcome, own: Bools, arm: ArmPlan) -> F
     mine, prices = own & next_ones, np.zeros(len(own))
     scale = float(next_ones.sum()) / max(1, int(mine.sum()))
     for d in range(len(arm.passes)):
-        asks, fed = (plan.asked == d).any(axis=0) & mine, np.where(own, plan.feed[d], 0)
-        of_step = np.where(mine, np.minimum(fed, np.where(batch.prompt > 0, 1, HOLE_TOKENS)), 0)
+        asks, fed = (plan.drafter_order == d).any(axis=0) & mine, np.where(own, plan.feed[d], 0)
+        of_step = np.where(mine, np.minimum(fed, np.where(batch.prompt > 0, 1, GAP_TOKENS)), 0)
         takers = asks | (of_step > 0)
         if takers.any():
             shape = _first_pass(batch.context[takers], float(of_step.sum()), scale, float(costs.budgets[d]))

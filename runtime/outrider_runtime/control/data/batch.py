@@ -19,7 +19,6 @@ NO_CLASS = -1
 """Stands for an SLO class's number: the request has none."""
 NO_ARM = -1
 """Stands for an arm's number: the request is from before the canary."""
-NOBODY = NO_DRAFTER  # until `loop.arm_counts` and two engine tests say NO_DRAFTER and NO_ARM
 
 
 STABLE, CANDIDATE = range(2)

@@ -120,11 +120,6 @@ class DraftPlan:
         """K: the longest proposal of any drafter."""
         return int(self.passes.max(initial=0))
 
-    @property
-    def asked(self) -> Ints:
-        """`drafter_order`, until `arms.arm_prices` calls it so."""
-        return self.drafter_order
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:

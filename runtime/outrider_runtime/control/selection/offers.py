@@ -24,7 +24,6 @@ from outrider_runtime.control.value import WHOLE_BATCH, Price
 GAP_TOKENS = 16
 """Largest KV gap, in tokens, that a drafter proposes over: any step, or a probe, leaves as much, and the first pass
 covers it."""
-HOLE_TOKENS = GAP_TOKENS  # until `arms.arm_prices` says GAP_TOKENS
 
 
 class Pool(NamedTuple):
