@@ -149,6 +149,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
             "imageGCHighThresholdPercent": 100,  # an image that was imported cannot be pulled again
             "configMapAndSecretChangeDetectionStrategy": "Watch",
             "syncFrequency": "1s",  # how soon a changed ConfigMap is in its pods; 1 min by default
+            "volumeStatsAggPeriod": "5s",  # how soon a volume beyond its limit is seen; 1 min by default
             "podLogsDir": str(self._folder / "pod-logs"),
             "volumePluginDir": str(self._folder / "volume-plugins"),
             "makeIPTablesUtilChains": False,

@@ -51,6 +51,18 @@ def services(make: Make) -> dict[str, Service]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def before(services: dict[str, Service]) -> dict[str, tuple[str, set[str]]]:
+    """Revision and ready pods of services that get a draft at once, so that their canaries wait side by side."""
+    noted = {}
+    for name in ("idle", "old", "short", "raises", "fatal"):
+        service = services[name]
+        service.wait_updated()
+        noted[name] = service.revision, uids(service.ready_pods())
+        service.patch({"draftPool": [LOOKUP, GOOD]})
+    return noted
+
+
 def test_a_bad_draft_is_taken_back_and_the_old_pods_are_never_touched(services: dict[str, Service]) -> None:
     service = services["bad"]
     service.wait_updated()
@@ -96,14 +108,11 @@ def test_each_product_in_use_is_measured(services: dict[str, Service]) -> None:
     assert measured == {H200: True, L4: True}
 
 
-def test_what_cannot_be_measured_is_neither_failure_nor_success(services: dict[str, Service]) -> None:
+def test_what_cannot_be_measured_is_neither_failure_nor_success(
+    services: dict[str, Service], before: dict[str, tuple[str, set[str]]]
+) -> None:
     """A service without traffic, a runtime that knows no canary, and a pod without memory for both pools."""
     idle, old, short = services["idle"], services["old"], services["short"]
-    before = {}
-    for service in (idle, old, short):
-        service.wait_updated()
-        before[service.name] = service.revision, uids(service.ready_pods())
-        service.patch({"draftPool": [LOOKUP, GOOD]})
     wait_phase(short, "Error", "NoRoomForBoth")
     assert SHORT.split(";")[1].strip() in short.wait("Progressing", "False", "CanaryError")["message"]
     wait_phase(idle, "Inconclusive", "NoTraffic")
@@ -120,17 +129,14 @@ def test_what_cannot_be_measured_is_neither_failure_nor_success(services: dict[s
 
 @pytest.mark.parametrize(("name", "cause"), [("raises", "DrafterFailed"), ("fatal", "CandidateCrashed")])
 def test_draft_that_fails_after_it_has_loaded_is_taken_back(
-    services: dict[str, Service], name: str, cause: str
+    services: dict[str, Service], before: dict[str, tuple[str, set[str]]], name: str, cause: str
 ) -> None:
     """One raises, and its drafter is suspended twice; the other takes all of the pod's memory, twice. Other pods are
     not touched."""
     service = services[name]
-    service.wait_updated()
-    before, revision = uids(service.ready_pods()), service.revision
-    service.patch({"draftPool": [LOOKUP, GOOD]})
     wait_phase(service, "Failed", cause)
     wait_for("the canary pod to go", lambda: not canary_pods(service))
-    assert (service.revision, uids(service.ready_pods())) == (revision, before)
+    assert (service.revision, uids(service.ready_pods())) == before[name]
 
 
 def _on_nodes(service: Service, number: int) -> list[dict[str, Any]]:
