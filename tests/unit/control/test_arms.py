@@ -1,5 +1,5 @@
-"""Two pools in one engine: each request asks its own pool alone, each pool is decided as if the batch were its own, and
-the prices tell which is better."""
+"""Two pools in one engine: each request uses its own pool only, each pool is planned as if the batch were its own, and
+the prices show which pool is better."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def served(load: int, steps: int, of: World, **how: Any) -> tuple[Engine, ArmCou
 @pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_request_uses_only_the_drafters_of_its_arm(mode: Mode, ahead: bool) -> None:
-    """The comparison is of pools: one proposal of the other pool would be in both sums."""
+    """The pools are compared: a proposal of the other pool would count in both sums."""
     loop, arms = canaried(mode=mode, scores_placeholders=ahead)
     allowed = np.array([[True, False, True], [False, True, True]])  # by arm and drafter
     plan = loop.plan_draft
@@ -111,7 +111,7 @@ def test_request_uses_only_the_drafters_of_its_arm(mode: Mode, ahead: bool) -> N
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("load", [8, 64])
 def test_better_arm_does_not_starve_the_other(load: int, ahead: bool) -> None:
-    """Decided together, a second head would not pay for its pass, and the loop would run one of them."""
+    """Planned together, a second head would not pay for its pass, and the loop would run only one of them."""
     of = world(new=0.6)
     loop, arms = canaried(({"head"}, {"new", "lookup"}), scores_placeholders=ahead)
     loop.suspend("lookup", "beside it either head is worth little")
@@ -126,7 +126,7 @@ def test_better_arm_does_not_starve_the_other(load: int, ahead: bool) -> None:
 
 
 def engine_without(drafter: str, of: World, load: int, ahead: bool) -> Engine:
-    """An engine without a canary that serves the other pool."""
+    """An engine without a canary that serves one pool: the one without `drafter`."""
     loop, _ = canaried(scores_placeholders=ahead)
     loop.configure(HotSettings(max_draft_tokens=4))
     loop.suspend(drafter, "it is in the other pool")
@@ -135,7 +135,7 @@ def engine_without(drafter: str, of: World, load: int, ahead: bool) -> Engine:
 
 
 def draft_steps(engine: Engine) -> dict[int, float]:
-    """Drafter -> share of steps in which some request is proposed for by it."""
+    """Drafter -> share of steps in which it proposes for some request."""
     records = engine.run(400)[100:]
     return {
         drafter: float(np.mean([(record.drafter_order == drafter).any() for record in records]))
@@ -209,7 +209,7 @@ def test_end_of_the_canary_gives_requests_the_whole_pool() -> None:
     st.lists(st.tuples(st.sampled_from([STABLE, CANDIDATE]), st.integers(0, 3)), min_size=1, max_size=9),
     st.sampled_from([STABLE, CANDIDATE]),
 )
-def test_batch_of_an_arm_shows_its_own_requests_and_copies_of_them(rows: list[tuple[int, int]], arm: int) -> None:
+def test_batch_of_an_arm_has_its_own_requests_and_copies(rows: list[tuple[int, int]], arm: int) -> None:
     arms, lengths = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     if not (arms == arm).any():
         return
@@ -231,7 +231,7 @@ def test_batch_of_an_arm_shows_its_own_requests_and_copies_of_them(rows: list[tu
 
 @pytest.mark.parametrize("candidate_requests", [1, 4])
 def test_order_to_a_device_has_tokens_for_each_arm(candidate_requests: int) -> None:
-    """An arm of few requests gets its part over the steps, also where a step's part is less than a token."""
+    """An arm of few requests gets its share over several steps, even if its share of one step is less than a token."""
     hot = HotSettings(max_draft_tokens=4, arms=(frozenset(STABLE_POOL), frozenset(CANDIDATE_POOL)))
     costs = {"head": DrafterCost(PASS), "new": DrafterCost(PASS), "lookup": DrafterCost(CALL, autoregressive=False)}
     device = Settings(POOL, 4, 64, hot=hot, device_ranks=True)

@@ -23,7 +23,7 @@ REQUESTS = 4
 
 
 def controller(*pool: Drafter, **hot: Any) -> Controller:
-    """Both drafters are known: the block's tokens are accepted more often, and it costs no more."""
+    """A controller that knows its drafters: the block's tokens are accepted more often, and it costs no more."""
     target = StepCost(per_batched_token_s=2e-6, constant_s=8e-3)
     cost = DrafterCost(
         StepCost(per_batched_token_s=1e-6, constant_s=3e-4),
@@ -54,7 +54,7 @@ def decoding(missing: np.ndarray) -> Batch:
 
 
 def test_draft_model_catches_up_where_a_block_drafter_cannot() -> None:
-    """Bug: the block drafter counted as fed wherever it had a gap, so that the model was never wanted."""
+    """Bug: the block drafter counted as fed although it had a gap, so that the draft model was never chosen."""
     missing = np.full((2, REQUESTS), 300)
     missing[0] = GAP_TOKENS
     kv, fed = controller(BLOCK, MODEL)._propose._kv, np.zeros((2, REQUESTS), np.int64)
@@ -66,7 +66,7 @@ def test_draft_model_catches_up_where_a_block_drafter_cannot() -> None:
 
 
 def test_block_gap_causes_no_second_search() -> None:
-    """Bug: one gap, which lasts as long as its request, tripled what a decision costs at every step."""
+    """Bug: one gap, which lasts as long as its request, tripled the time of every decision."""
     missing = np.ones((1, REQUESTS), np.int64)
     missing[0, 0] = GAP_TOKENS
     choice, closing = controller(BLOCK)._propose._kv.close(decoding(missing))

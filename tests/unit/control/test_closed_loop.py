@@ -86,7 +86,7 @@ def test_drafter_that_never_pays_costs_under_3_percent(load):
 
 
 @pytest.mark.parametrize("load", [16, 96])
-def test_lookup_with_asynchronous_scheduling_never_loses_to_plain_decoding(load):
+def test_asynchronous_lookup_never_loses_to_plain_decoding(load):
     """Bug: every placeholder was planned as a proposal of the lookup, and a full batch decoded more slowly than without
     speculation. The lookup hits for one request in four."""
     seldom = world(
@@ -105,7 +105,7 @@ def test_lookup_with_asynchronous_scheduling_never_loses_to_plain_decoding(load)
     assert served(None) >= 0.985 * served(0)
 
 
-def test_speculation_comes_back_within_50_steps_when_the_load_falls():
+def test_lower_load_brings_speculation_back_within_50_steps():
     """The right choice is k = 0 at 200 requests, and speculation at 4."""
     running = Engine(WORLD, controller((EAGLE,), model()), load=200)
     assert np.mean([record.passes[0] for record in running.run(300)[100:]]) < 0.2

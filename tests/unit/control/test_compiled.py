@@ -44,7 +44,7 @@ def test_cache_with_moved_types_is_compiled_again(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(not portable_cpu_variables({}), reason="this CPU is none of any server's")
-def test_code_is_for_other_machines_than_the_one_that_compiled_it() -> None:
+def test_code_runs_on_other_machines_than_its_builder() -> None:
     """An image is built on one machine and runs on another; code for the builder's CPU would be compiled once more."""
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
     assert (name, features) in (("x86-64-v3", ""), ("generic", ""))

@@ -1,4 +1,4 @@
-"""What a device is ordered that chooses the proposals itself: how many it verifies, and for which requests first."""
+"""The order to a device that chooses the proposals itself: how many it verifies, and for which requests first."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def ordered(loop: Controller, lengths: list[int], *, placeholders: bool = True, 
 
 
 def test_order_has_the_expected_number_of_real_proposals() -> None:
-    """Bug: where the host did not know whether a lookup had found anything, it took every placeholder for a proposal.
-    A quarter of the lookups find three tokens: of eight requests with three places each, six are real, not 24."""
+    """Bug: the host counted every placeholder as a proposal, whether the lookup would find anything or not. Here a
+    quarter of the lookups find three tokens: of the 24 placeholders of eight requests, six are real proposals."""
     loop = controller()
     learn(loop, [3, 0, 0, 0] * 2, [3, 0, 0, 0] * 2)
     plan, device = ordered(loop, [3] * REQUESTS)
@@ -87,7 +87,7 @@ def test_request_with_higher_acceptance_weighs_more() -> None:
 
 
 def test_caps_fit_into_the_step() -> None:
-    """A cap is a place in the token budget and in the KV cache, whether it is used or not."""
+    """A cap reserves room in the token budget and in the KV cache, whether it is used or not."""
     loop = controller()
     learn(loop, [3] * REQUESTS, [3] * REQUESTS)
     plan, device = ordered(loop, [3] * 4, batch=columns.batch(4, free_kv_tokens=4 + 7))
@@ -107,7 +107,7 @@ def test_tokens_that_a_tight_class_needs_are_forced() -> None:
 
 
 def test_fixed_plan_verifies_every_real_proposal() -> None:
-    """Goodput has no say over a pin or mode Static, so nothing is left out by what is expected."""
+    """A pin or mode Static does not weigh goodput, so no proposal is left out because it is unlikely to be real."""
     loop = controller()
     learn(loop, [3, 0, 0, 0], [3, 0, 0, 0])
     fixed = forest([3] * 4, placeholders=True)

@@ -17,7 +17,7 @@ STEP_S = 0.010
 
 
 def seen(evidence: Evidence, purpose: Purpose, draft_s: float = float("nan")) -> None:
-    """A step of two requests that verifies nothing. draft_s: of a first pass that keeps the draft's cache whole."""
+    """Observe a step of two requests that verifies nothing. draft_s: seconds of a pass that feeds the draft model."""
     nothing = columns.proposals([0, 0])
     none, trial = np.zeros(1, np.int64), np.ones(1, np.int64)
     plan = DraftPlan(none, trial, np.full((1, 2), -1), np.ones((1, 2), np.int64), purpose)
@@ -31,8 +31,8 @@ def seen(evidence: Evidence, purpose: Purpose, draft_s: float = float("nan")) ->
     )  # fmt: skip
 
 
-def test_a_probe_does_not_count_the_drafts_pass_as_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: a draft whose cache is fed in probes, too, made plain decoding look slower by a pass, and so speculation
+def test_probe_leaves_out_the_time_of_feeding_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a draft model that is fed in probes, too, made plain decoding look slower by a pass, and so speculation
     better than it is."""
     evidence = Evidence(Settings((DRAFT,), 3, 8), None, np.random.default_rng(0))
     for _ in range(50):
@@ -51,8 +51,8 @@ def test_a_probe_does_not_count_the_drafts_pass_as_plain_decoding(monkeypatch: p
 
 
 def test_exploration_does_not_move_lambda() -> None:
-    """Bug: blocks that explore counted as what a second brings. The first ones feed a draft model and halved lambda for
-    hundreds of steps: time looked cheap, and a draft that loses to plain decoding was chosen."""
+    """Bug: explorations counted towards lambda. The first ones feed a draft model and halved lambda for hundreds of
+    steps: time looked cheap, and a draft that loses to plain decoding was chosen."""
     evidence = Evidence(Settings((DRAFT,), 3, 8), None, np.random.default_rng(0))
     for _ in range(50):
         seen(evidence, Purpose.FIXED)
@@ -75,8 +75,8 @@ def test_trial_of_either_kind_is_charged_to_one_account(purpose: Purpose) -> Non
 
 @pytest.mark.parametrize(("speculative_s", "plain_s"), [(0.0, 0.01), (0.01, 0.0), (0.0, 0.0)])
 def test_probe_compared_with_steps_without_tokens_is_ignored(speculative_s: float, plain_s: float) -> None:
-    """Bug: the log of a speed-up of 0, and a division by it. Requests that are aborted get no tokens of their last
-    step."""
+    """Bug: the log of a speed-up of 0 was taken, and a number divided by it. Aborted requests get no tokens in their
+    last step."""
     trials = TrialSchedule(np.random.default_rng(0))
     for _ in range(100):
         if trials.step(4, speculating=True):

@@ -1,4 +1,4 @@
-"""The loop under load: classes that stay behind, prompts in every step, prices that fall between two decisions."""
+"""The loop under load: classes that stay late, prompts in every step, a lambda that falls between two decisions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def world(acceptance: float) -> World:
     return World(linear(0.010, 4e-5), passes, lambda _drafter, _number, _depth: acceptance)
 
 
-def test_proposals_are_verified_at_the_lambda_they_were_drafted_with():
-    """Bug: lambda fell to what the best choice gives when drafting, and not when verifying: what was drafted at one
+def test_proposals_are_verified_at_the_lambda_of_their_drafting():
+    """Bug: lambda fell to what the best choice gives when drafting, but not when verifying: what was drafted at one
     price was dropped at another. Goodput was three times plain decoding's until this batch, where 8 / 18 ms = 444
     tokens/s is all there is: a token costs 0.44 of one, and brings 0.6."""
     costly = StepCost(per_batched_token_s=1e-3, constant_s=0.010)
@@ -40,7 +40,7 @@ def test_proposals_are_verified_at_the_lambda_they_were_drafted_with():
     assert loop.plan_verify(batch(8), proposals([length] * 8)).lengths.tolist() == [length] * 8
 
 
-def test_goodput_and_exploration_are_accounted_with_a_prompt_in_every_step():
+def test_prompts_in_every_step_do_not_stop_the_accounting():
     """Bug: with chunked prefill in every step lambda stayed at its prior, and exploration was never charged."""
     loop = controller((EAGLE, LOOKUP), profile(TARGET, COSTS))
     running = Engine(world(0.9), loop, load=12, prompt=2000, output=24, chunk=96)
@@ -51,9 +51,9 @@ def test_goodput_and_exploration_are_accounted_with_a_prompt_in_every_step():
 
 
 @pytest.mark.parametrize("tpot_ms", [4.5, 5.0])
-def test_class_that_stays_behind_does_not_stop_learning(tpot_ms):
-    """Bug: while a request was behind its TPOT no probe ran, so that the status had no speed-up, and no drafter was
-    tried. Probes and exploration cost about 1% of the steps each."""
+def test_class_that_stays_late_does_not_stop_learning(tpot_ms):
+    """Bug: while a request was late, no probe ran and no drafter was tried, so the status had no speed-up. Probes and
+    explorations take about 1% of the steps each."""
     hot = HotSettings(slo_classes=(SLOClass("tight", tpot_ms / 1000),))
     loop = controller((EAGLE, LOOKUP), profile(TARGET, COSTS), hot=hot)
     records = Engine(world(0.7), loop, load=8, classes=lambda _number: 0).run(1000)
@@ -66,13 +66,14 @@ def test_class_that_stays_behind_does_not_stop_learning(tpot_ms):
 
 
 def borderline(**columns):
-    """A class of 20 ms; after this step of 10 ms and its bonus token the requests are behind by a hair."""
+    """A batch whose class has a TPOT of 20 ms: after this step of 10 ms and its bonus token the requests are just
+    late."""
     return batch(4, slo_class=[0] * 4, emitted=[11] * 4, elapsed_s=[0.215] * 4, **columns)
 
 
-def test_plain_steps_after_a_speculative_one_are_not_credited_with_its_tokens():
-    """Bug: what the last speculative step was expected to give was added to every plain step after it, so requests
-    that were behind were taken to be in time."""
+def test_plain_steps_get_no_credit_for_earlier_proposals():
+    """Bug: the tokens that the last speculative step was expected to give were added to every plain step after it, so
+    that late requests seemed to be in time."""
     hot = HotSettings(slo_classes=(SLOClass("tight", 0.020),))
     loop = controller((EAGLE,), profile(TARGET, COSTS), hot=hot)
     assert loop.plan_draft(borderline()).purpose is Purpose.SLO
@@ -82,9 +83,9 @@ def test_plain_steps_after_a_speculative_one_are_not_credited_with_its_tokens():
     assert loop.plan_draft(borderline()).purpose is Purpose.SLO
 
 
-def test_chunk_of_the_step_under_way_counts_for_those_it_puts_behind():
-    """Bug: the step under way was taken for a plain one, also while it reads 8,192 tokens of a prompt (0.34 s): nothing
-    was drafted for a request that will be six tokens behind at its end."""
+def test_chunk_under_way_counts_for_requests_that_it_makes_late():
+    """Bug: the step under way was assumed to be a plain one, even with a prefill of 8,192 tokens (0.34 s): nothing was
+    drafted for a request that will lack six tokens at its end."""
     hot = HotSettings(slo_classes=(SLOClass("tight", 0.050),))
     loop = controller((EAGLE,), profile(TARGET, COSTS), hot=hot)
     columns: dict[str, Any] = {"slo_class": [0, 0], "emitted": [10, 0], "elapsed_s": [0.40, 0.0]}
@@ -94,7 +95,7 @@ def test_chunk_of_the_step_under_way_counts_for_those_it_puts_behind():
 
 
 def test_speed_up_is_never_above_the_tokens_of_a_step():
-    """Bug: a pod on a busy machine said 3.23x with 1.46 tokens a step: a slow probe was believed."""
+    """Bug: a pod on a busy machine reported a speed-up of 3.23 at 1.46 tokens per step, because of one slow probe."""
     loop = controller((EAGLE,), profile(TARGET, COSTS))
     running = Engine(world(0.4), loop, load=4, output=4000)
     plain_s = running.world.target_s
@@ -111,7 +112,7 @@ def test_speed_up_is_never_above_the_tokens_of_a_step():
 
 
 def test_pod_that_just_started_says_measuring():
-    """Bug: it said Pays after its first probe."""
+    """Bug: its reason was Pays after the first probe."""
     loop = controller((EAGLE,), profile(TARGET, COSTS))
     running = Engine(world(0.9), loop, load=4, output=4000)
     while loop.state().probes.probes < 1:
@@ -124,8 +125,8 @@ def test_pod_that_just_started_says_measuring():
 
 
 def test_closing_a_gap_respects_the_slack_of_a_tight_class():
-    """Bug: what a draft model was fed in a step was bounded by the token budget alone: 8,192 tokens (80 ms) between
-    two tokens of a request that has 18 ms to spare. Without classes the gap is closed at once."""
+    """Bug: only the token budget limited what a draft model was fed in a step: 8,192 tokens (80 ms) between two tokens
+    of a request that has 18 ms to spare. Without classes the gap is closed at once."""
     draft = Drafter("draft", passes=True, needs_kv=True)
     costs = {"draft": DrafterCost(StepCost(per_batched_token_s=1e-5, constant_s=2e-4))}
     gap = np.array([[1, 4000]])
