@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
@@ -28,6 +29,7 @@ def by_plain(world: World, load: Workload) -> dict[str, float]:
     return {name: seconds / latencies_s["plain"] for name, seconds in latencies_s.items()}
 
 
+@pytest.mark.slow
 def test_at_low_load_speculation_is_on_and_pays():
     """Table 4 at 1 request a second: 0.52 of plain decoding's latency at k = 3, 0.51 with TurboSpec."""
     ratios = by_plain(turbospec.expanded(turbospec.world_of(TABLE)), load_of(2, ROUNDS))
@@ -35,6 +37,7 @@ def test_at_low_load_speculation_is_on_and_pays():
     assert ratios["loop"] < 0.8
 
 
+@pytest.mark.slow
 def test_where_a_fixed_length_loses_speculation_is_off():
     """Table 4 at 16 a second, with batch expansion: 1.09 at k = 3, 0.99 with TurboSpec."""
     world, load = turbospec.expanded(turbospec.world_of(TABLE)), load_of(CLIENTS, ROUNDS_UNTIL_IT_IS_OFF)

@@ -411,6 +411,7 @@ LONG_S = linear(0.010, 4e-5, context=1e-6)
 LONG_WORLD = World(LONG_S, {0: LONG_S}, lambda _drafter, _number, _depth: 0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompt", "pays"), [(200, False), (20_000, True)])
 @pytest.mark.parametrize("profiled", [True, False])
 def test_target_drafts_for_itself_at_long_contexts(prompt: int, pays: bool, profiled: bool) -> None:

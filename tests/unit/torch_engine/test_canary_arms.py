@@ -42,6 +42,7 @@ def noted_arms(harness: Harness) -> dict[str, set[int]]:
     return arms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [SpeculationMode.CLOSED_LOOP, SpeculationMode.STATIC])
 def test_requests_of_a_canary_get_their_own_pool(models: Path, mode: SpeculationMode) -> None:
     plain = answers(make_harness(models / "target"), GREEDY)
@@ -56,6 +57,7 @@ def test_requests_of_a_canary_get_their_own_pool(models: Path, mode: Speculation
     assert not harness.loop.failures
 
 
+@pytest.mark.slow
 def test_sums_of_a_canary_are_of_every_finished_request(models: Path) -> None:
     """The operator judges by nothing else. The random head costs passes and brings nothing."""
     harness = make_harness(models / "target", **pool_of_three(models))
