@@ -4,7 +4,7 @@
     python -m bench.canary_arms --case equal  runs one and replaces its rows
 
 The loop serves both arms in one engine on a virtual clock. The gain is the candidate's speed-up by the stable
-arm's, less 1. Twenty seeds at each batch; a candidate of half the acceptance for comparison.
+arm's, less 1. Twenty seeds at each batch; candidates that are worse for comparison, also where requests come in bursts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Case(NamedTuple):
     candidate_percent: int = 50
     is_asynchronous: bool = False
     """Are steps scheduled ahead?"""
+    bursts: bool = False
+    """Do as many requests come together, and the next ones when all of them are over?"""
     batches: tuple[int, ...] = tuple(STEPS)
 
 
@@ -40,6 +42,8 @@ CASES = {
     "equal, asynchronous": Case(world(), is_asynchronous=True),
     "equal, 20% candidate": Case(world(), candidate_percent=20, batches=(8,)),
     "half the acceptance": Case(world(new=0.375, lookup=0.4)),
+    "lower acceptance, bursts": Case(world(new=0.6), bursts=True, batches=(64,)),
+    "equal, bursts": Case(world(), bursts=True, batches=(64,)),
     "half the acceptance, strong lookup": Case(world(new=0.375), batches=(64,)),
 }
 
@@ -49,7 +53,8 @@ def measured(name: str, batch: int) -> Row:
     for seed in range(SEEDS):
         percent, ahead = case.candidate_percent, case.is_asynchronous
         loop, arms = canaried(seed=seed, percent=percent, scores_placeholders=ahead)
-        Engine(case.world, loop, load=batch, seed=seed, arms=arms).run(STEPS[batch])
+        steps = STEPS[batch] * (2 if case.bursts else 1)
+        Engine(case.world, loop, load=batch, seed=seed, arms=arms, bursts=case.bursts).run(steps)
         gains.append(100 * gain(arms))
         requests += sum(arm.requests for arm in sums(arms)) / SEEDS
     mean, error = float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(SEEDS))

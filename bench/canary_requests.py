@@ -51,7 +51,9 @@ def sums(plain_s: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[Arm
 
 
 def _arm_sums(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> ArmSums:
-    return ArmSums(count, plain_s=x, price_s=y, plain_squared=xx, price_squared=yy, plain_times_price=xy)
+    return ArmSums(
+        count, plain_s=x, speculated_s=x, price_s=y, plain_squared=xx, price_squared=yy, plain_times_price=xy
+    )
 
 
 def canary(rng: np.random.Generator, gain: float, line: float, looks: NDArray[np.int64]) -> Outcome:

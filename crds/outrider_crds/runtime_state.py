@@ -166,8 +166,7 @@ class SpeedupState(Model):
 
 
 MOST_COUNTED = 10**18
-"""Bound of a canary's sums: below an int64, the API's integer. 10^10 answers of 10,000 tokens reach it in their
-squares."""
+"""Bound of a canary's sums: below an int64, the API's integer."""
 Count = Annotated[int, Field(ge=0, le=MOST_COUNTED)]
 Sum = Annotated[float, Field(ge=0, le=MOST_COUNTED, allow_inf_nan=False)]
 
@@ -183,20 +182,23 @@ class ArmState(Model):
     METRICS: ClassVar[Group] = Group(
         "Draft canary",
         "While a pod compares two pools of drafters. All carry the label `arm`: `stable` or `candidate`. They start "
-        "from 0 with another attempt. Tokens / price is an arm's goodput, plain / price its speed-up.",
+        "from 0 with another attempt. Plain / price is an arm's speed-up. Seconds are weighted so that both arms have "
+        "the same mix of batch sizes.",
         label="arm",
     )
     requests: Annotated[Count, Metric("outrider_canary_requests_total")] = 0
-    """Finished requests that decoded."""
+    """Finished requests that cost something: that decoded, or whose prompt a drafter read."""
     tokens: Annotated[Count, Metric("outrider_canary_tokens_total")] = 0
     """Output tokens of their decoding steps, bonus tokens included; the token that ends a prompt is not one of them."""
     plain_s: Annotated[Sum, Metric("outrider_canary_plain_seconds_total")] = 0.0
     """Seconds that plain decoding would have taken for these tokens: T_target(N, 0) / N for each token, in the batch of
     its step. By the latency model as corrected online. Plain / price is the arm's speed-up."""
+    speculated_s: Annotated[Sum, Metric("outrider_canary_speculated_seconds_total")] = 0.0
+    """Plain seconds of the steps in which the request had proposals, or a drafter of its arm ran."""
     price_s: Annotated[Sum, Metric("outrider_canary_price_seconds_total")] = 0.0
     """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
     ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
-    corrected online. Tokens / price is the arm's goodput."""
+    corrected online."""
     plain_squared: Sum = 0.0
     """Sum of each request's plain seconds squared."""
     price_squared: Sum = 0.0

@@ -288,8 +288,8 @@ class RolloutCanary(Model):
     candidate_percent: Annotated[int, Field(ge=1, le=99)] = 50
     """Share of a canary pod's requests that the candidate's drafters propose for."""
     least_gain_percent: Annotated[int, Field(ge=-50, le=100)] = -3
-    """Line for the candidate's goodput against the stable pool's. Above it the candidate is rolled out, below it the
-    candidate fails; 0 or more: it must be better."""
+    """Gain in percent that the candidate needs; negative: it may be so much worse. It is rolled out once the whole
+    range of its gain is above this, and fails once all of it is below."""
     min_requests: Annotated[int, Field(ge=10, le=1_000_000)] = 100
     """Finished requests of each arm before the first judgement."""
     timeout: Duration = "6h"
@@ -302,7 +302,8 @@ class RolloutCanary(Model):
 class Rollout(Model):
     strategy: RolloutStrategy = RolloutStrategy.ROLLING_UPDATE
     """RollingUpdate replaces pods within maxSurge and maxUnavailable. DraftCanary first measures a changed draftPool
-    against the running one, on the same requests in a canary pod, and rolls it out once it is shown not to lose."""
+    against the running one in a canary pod, each on a random share of its requests, and rolls it out once its gain is
+    above leastGainPercent."""
     canary: RolloutCanary = RolloutCanary()
     """The measurement of strategy DraftCanary."""
     max_surge: Annotated[int, Field(ge=0, le=100)] = 1

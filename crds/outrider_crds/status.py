@@ -243,8 +243,9 @@ class RolloutArm(Model):
     """stable (pool of the running revision) or candidate (pool of the spec)."""
     requests: int = 0
     """Finished requests."""
-    tokens_per_second: Text = ""
-    """Tokens / price of the arm's steps in seconds, at full batch and by the corrected latency model."""
+    speedup: Text = ""
+    """Time that plain decoding would have taken for its tokens / time that they took, both by the latency model. The
+    gain is the candidate's speed-up / the stable's - 1."""
     attainment_percent: Text = ""
     """Share of the requests with an SLO class that met it."""
     failures: int = 0
@@ -257,9 +258,9 @@ class RolloutProduct(Model):
     requests: int = 0
     """Finished requests of the arm that has fewer."""
     gain_percent: Text = ""
-    """Goodput of candidate / goodput of stable - 1; empty before minRequests."""
+    """Speed-up of candidate / speed-up of stable - 1; empty before minRequests."""
     gain_range: Text = ""
-    """95% confidence interval of the gain, valid at any time."""
+    """Range of the true gain for the traffic so far, right at every look in 95% of canaries."""
     measured: bool = False
     """True if a canary pod of this product has reported."""
 
@@ -299,9 +300,9 @@ class RolloutStatus(Model):
     requests: int = 0
     """Finished requests of the arm that has fewer."""
     gain_percent: Text = ""
-    """Goodput of candidate / goodput of stable - 1, on the product with the lowest gain."""
+    """Speed-up of candidate / speed-up of stable - 1, on the product with the lowest gain."""
     gain_range: Text = ""
-    """95% confidence interval of the gain, valid at any time."""
+    """Range of the true gain for the traffic so far, right at every look in 95% of canaries."""
     summary: Text = ""
     """Phase, requests and gain, for the printer column."""
     arms: Annotated[list[RolloutArm], Field(max_length=2), MapList("name")] = []
@@ -313,13 +314,13 @@ class RolloutStatus(Model):
     detail: Message = ""
     """Sentence of a pod or of the cluster about the cause."""
     obeyed: Annotated[list[Text], Field(max_length=8)] = []
-    """Annotations that were carried out, or had no effect. They may stay and have no effect any more."""
+    """Orders by annotation that were carried out or came too late. Each acts once."""
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0
     """Seconds so far without a measurement (paused, phase Error). They do not count towards the timeout."""
     held_since: Text = ""
-    """Start of the current such time; empty without one."""
+    """Start of the present pause; empty while the timeout runs."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
     """Counts so far, which survive restarts of pods and of the operator."""
 

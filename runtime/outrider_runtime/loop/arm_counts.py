@@ -52,6 +52,8 @@ class _Member:
     """Tokens of the other decoding steps, those behind the answer's end included."""
     plain_s: float = 0.0
     """Seconds that plain decoding would have taken for the counted tokens."""
+    speculated_s: float = 0.0
+    """Those of them that are of steps in which the arm speculated."""
     price_s: float = 0.0
     last_step: int = -1
     """Number of the last step that scheduled it; STILL_RUNNING while it runs, -1 before."""
@@ -60,9 +62,10 @@ class _Member:
         """Return how many output tokens the price paid for. The first one comes from the prefill."""
         return max(0, output_tokens - 1 - self.skipped_tokens)
 
-    def plain_s_of(self, tokens: int) -> float:
-        """Return the plain seconds of so many of the counted tokens."""
-        return self.plain_s * tokens / max(1, self.counted_tokens)
+    def used(self, tokens: int) -> float:
+        """Return the part of the counted tokens that belongs to the answer, at most 1: what preemption makes a prompt
+        of again gives a token that no decoding step counted."""
+        return min(1.0, tokens / max(1, self.counted_tokens))
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class _Sums:
     requests: int = 0
     tokens: int = 0
     plain_s: float = 0.0
+    speculated_s: float = 0.0
     price_s: float = 0.0
     plain_squared: float = 0.0
     price_squared: float = 0.0
@@ -79,10 +83,15 @@ class _Sums:
     finished: dict[str, int] = field(default_factory=dict)
     attained: dict[str, int] = field(default_factory=dict)
 
-    def add(self, tokens: int, plain_s: float, price_s: float) -> None:
+    def add(self, member: _Member, output_tokens: int) -> None:
+        tokens = member.tokens(output_tokens)
+        plain_s, price_s = member.plain_s * member.used(tokens), member.price_s
+        if not (price_s > 0.0 and math.isfinite(price_s) and math.isfinite(plain_s)):
+            return
         self.requests += 1
         self.tokens += tokens
         self.plain_s += plain_s
+        self.speculated_s += member.speculated_s * member.used(tokens)
         self.price_s += price_s
         self.plain_squared += plain_s * plain_s
         self.price_squared += price_s * price_s
@@ -94,7 +103,8 @@ class _Sums:
 
     def state(self) -> ArmState:
         return ArmState(
-            requests=self.requests, tokens=self.tokens, plain_s=self.plain_s, price_s=self.price_s,
+            requests=self.requests, tokens=self.tokens, plain_s=self.plain_s,
+            speculated_s=self.speculated_s, price_s=self.price_s,
             plain_squared=self.plain_squared, price_squared=self.price_squared,
             plain_times_price=self.plain_times_price, failures=max(self.failures.values(), default=0),
             finished=dict(self.finished), attained=dict(self.attained),
@@ -197,13 +207,17 @@ class ArmCounter:
 
     def add(self, names: Sequence[str], made: Credits) -> None:
         """Count a finished step of these requests."""
-        for name, tokens, price_s in zip(names, made.tokens.tolist(), made.price_s.tolist(), strict=True):
+        columns = (made.tokens, made.plain_s, np.where(made.speculates, made.plain_s, 0.0), made.price_s)
+        for name, tokens, plain_s, speculated_s, price_s in zip(
+            names, *(column.tolist() for column in columns), strict=True
+        ):
             member = self._members.get(name)
             if member is None:
                 continue
             if made.is_counted:
                 member.price_s += price_s
-                member.plain_s += tokens * made.plain_token_s
+                member.plain_s += plain_s
+                member.speculated_s += speculated_s
                 member.counted_tokens += tokens
             else:
                 member.skipped_tokens += tokens
@@ -216,10 +230,7 @@ class ArmCounter:
         with self._lock:
             for name in [ended for ended in self._ended if self._members[ended].last_step < before]:
                 member, output_tokens = self._members.pop(name), self._ended.pop(name)
-                tokens = member.tokens(output_tokens)
-                plain_s = member.plain_s_of(tokens)
-                if member.price_s > 0.0 and math.isfinite(member.price_s) and math.isfinite(plain_s):
-                    self._sums[member.arm].add(tokens, plain_s, member.price_s)
+                self._sums[member.arm].add(member, output_tokens)
 
     def failed(self, drafter: str) -> None:
         """Count a drafter's suspension after an error. A drafter that both arms share counts for neither."""

@@ -172,7 +172,8 @@ def _arm(hot: HotConfig, behaviour: Behaviour, requests: int, gain: float) -> Ar
     classes = [slo.name for slo in hot.slo_classes]
     of_class = requests // max(1, len(classes))
     return ArmState(
-        requests=requests, tokens=requests * tokens, plain_s=requests * plain_s, price_s=requests * price_s,
+        requests=requests, tokens=requests * tokens, plain_s=requests * plain_s,
+        speculated_s=requests * plain_s, price_s=requests * price_s,
         plain_squared=requests * plain_s**2 * square, price_squared=requests * price_s**2 * square,
         plain_times_price=requests * plain_s * price_s * product,
         finished=dict.fromkeys(classes, of_class),

@@ -78,15 +78,16 @@ class Columns:
 
 
 class Engine:
-    """Serves `load` requests at any time: a finished one is replaced in the next step. With `arrivals` (requests per
-    second) they come and go instead."""
+    """Serves `load` requests at any time: a finished one is replaced in the next step. With `bursts` so many come together
+    once all of those before have finished. With `arrivals` (requests per second) they come and go instead."""
 
     def __init__(
         self, world: World, controller: Controller, *, load: int = 0, arrivals: float = 0.0, seed: int = 0,
         prompt: int = 64, output: int = 96, chunk: int = 2048, classes: Callable[[int], int] = lambda _number: NO_CLASS,
-        arms: ArmCounter | None = None,
+        arms: ArmCounter | None = None, bursts: bool = False,
     ) -> None:  # fmt: skip
         """arms: books of a draft canary; None: there is none."""
+        self._bursts = bursts
         self.world, self.controller, self.load, self.arrivals = world, controller, load, arrivals
         self.output, self.prompt = output, prompt
         self.now = 100.0
@@ -115,7 +116,7 @@ class Engine:
         books = self._books
         free = np.flatnonzero(books.number < 0)
         running = SLOTS - len(free)
-        due = self.load - running if not self.arrivals else 0
+        due = self.load - running if not self.arrivals and not (self._bursts and running) else 0
         while self.arrivals and (self._next_at <= self.now or running == 0 == due):
             self.now = max(self.now, self._next_at)
             self._next_at += self._rng.exponential(1 / self.arrivals)

@@ -73,22 +73,46 @@ def test_request_counts_once_its_last_step_is_observed() -> None:
     arms = counter(candidate_percent=100)
     arms.arrived("r", "chat")
     arms.runs("r")
-    price = np.array([0.25])
-    arms.add(["r"], Credits(np.array([3]), price, 0.125))
-    arms.add(["r"], Credits(np.array([1]), price, 0.125, is_counted=False))
+    arms.add(["r"], credits_of(3))
+    arms.add(["r"], credits_of(1)._replace(is_counted=False))
     arms.left("r", 7)
     arms.ended("r", 6, attained=True)
     arms.observed(7)
     assert _candidate(arms).requests == 0
-    arms.add(["r"], Credits(np.array([4]), price, 0.125))
+    arms.add(["r"], credits_of(4)._replace(speculates=np.array([False])))
     arms.observed(8)
     expected = ArmState(
-        requests=1, tokens=4, plain_s=0.5, price_s=0.5, plain_squared=0.25, price_squared=0.25, plain_times_price=0.25,
+        requests=1, tokens=4, plain_s=0.5, speculated_s=0.375 * 4 / 7, price_s=0.5,
+        plain_squared=0.25, price_squared=0.25, plain_times_price=0.25,
         finished={"chat": 1}, attained={"chat": 1},
     )  # fmt: skip
     assert _candidate(arms) == expected, (
         "6 tokens, less the prompt's and the probe's; of steps beyond the end the price counts, and no token"
     )
+
+
+def test_request_that_preemption_makes_read_its_answer_again_is_not_credited_for_that() -> None:
+    """Bug: the token that the second reading of a prompt ends with raised the plain seconds, and had no price."""
+    arms = counter(candidate_percent=100)
+    arms.arrived("r", "chat")
+    arms.runs("r")
+    arms.add(["r"], credits_of(3))
+    arms.left("r", 1)
+    arms.runs("r")
+    arms.add(["r"], credits_of(3))
+    arms.left("r", 3)
+    arms.ended("r", 1 + 3 + 1 + 3, attained=True)
+    arms.observed(4)
+    assert (_candidate(arms).tokens, _candidate(arms).plain_s) == (7, 6 * PLAIN_TOKEN_S)
+
+
+PLAIN_TOKEN_S = 0.125
+
+
+def credits_of(tokens: int) -> Credits:
+    """A step that speculated for one request."""
+    plain_s = np.array([tokens * PLAIN_TOKEN_S])
+    return Credits(np.array([tokens]), np.array([0.25]), plain_s, np.array([True]), PLAIN_TOKEN_S)
 
 
 def _candidate(arms: ArmCounter) -> ArmState:

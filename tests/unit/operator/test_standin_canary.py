@@ -34,7 +34,8 @@ def _arms(behaviour: Behaviour, seconds: float) -> Arms:
 
 def _scaled(arm: ArmState, scale: float) -> ArmSums:
     numbers = {name: getattr(arm, name) * scale for name in (
-        "requests", "tokens", "plain_s", "price_s", "plain_squared", "price_squared", "plain_times_price")}  # fmt: skip
+        "requests", "tokens", "plain_s", "speculated_s", "price_s", "plain_squared", "price_squared",
+        "plain_times_price")}  # fmt: skip
     return ArmSums(**numbers, failures=arm.failures)
 
 

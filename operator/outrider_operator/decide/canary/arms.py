@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from outrider_crds.runtime_state import MOST_COUNTED
 
 _NUMBERS = (
-    "requests", "tokens", "plain_s", "price_s", "plain_squared", "price_squared", "plain_times_price", "failures"
+    "requests", "tokens", "plain_s", "speculated_s", "price_s", "plain_squared", "price_squared", "plain_times_price",
+    "failures",
 )  # fmt: skip
 """Fields of `ArmSums` that are a number each."""
 _MOST_REPORTS = 16
 """Reports up to which those of pods that are gone are kept: more would burden the status for no use."""
 LEAST_SUM = 1e-9
-"""Least divisor, in tokens or seconds: the state endpoint keeps nine decimals, and what is smaller is no quantity."""
+"""Least divisor, in seconds: what is smaller is no quantity."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class ArmSums:
     tokens: float = 0.0
     plain_s: float = 0.0
     """Seconds that plain decoding would have taken for the tokens."""
+    speculated_s: float = 0.0
+    """Those of them that are of steps in which the arm speculated."""
     price_s: float = 0.0
     plain_squared: float = 0.0
     price_squared: float = 0.0
@@ -42,9 +45,15 @@ class ArmSums:
         return ArmSums(**sums, finished=finished, attained=attained)
 
     @property
-    def goodput(self) -> float | None:
-        """Tokens / second of price; None before any."""
-        return self.tokens / self.price_s if min(self.tokens, self.price_s) >= LEAST_SUM else None
+    def effective_requests(self) -> float:
+        """Requests of equal price that would tell as much as these (Kish's effective size)."""
+        squares = self.requests * self.price_squared
+        return self.requests * min(1.0, self.price_s**2 / squares) if squares > 0.0 else self.requests
+
+    @property
+    def speculated_share(self) -> float:
+        """Share of the plain seconds in which the arm speculated."""
+        return self.speculated_s / self.plain_s if self.plain_s >= LEAST_SUM else 0.0
 
     @property
     def speedup(self) -> float | None:

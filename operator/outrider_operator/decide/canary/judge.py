@@ -2,9 +2,9 @@
 
 The effect is `log R`, R = candidate's speed-up / stable's speed-up, with requests as units: the steps of one request
 are not independent. An arm's speed-up is the time that plain decoding would have taken for its tokens, over their
-price. Both arms share batch and device, so R is the ratio of their goodputs, too; but tokens / price also differs
-between requests of crowded and of idle moments. The variance of log R is that of two ratio estimators by the delta
-method,
+price. Both arms share each step's batch and device, and the runtime weights their seconds to the same mix of batch
+sizes, so R is the ratio of their goodputs under that mix. Tokens / price would also differ between requests of crowded
+and of idle moments. The variance of log R is that of two ratio estimators by the delta method,
 
     V = sum over arms of (cv_x^2 + cv_y^2 - 2 cv_xy) / n,    x: a request's plain seconds, y: its price,
 
@@ -31,7 +31,15 @@ GUARD_ERROR_SHARE = 0.01
 TUNED_FOR_REQUESTS = 200.0
 """Requests of each arm at which the range is narrowest for its error. What tells 10% from 0 at the variance of chats:
 drafts differ by more than that or hardly at all."""
+LEAST_SPECULATED = 0.05
+"""Share of its time for which one arm speculates before a candidate is better. Where neither pool pays, both decode
+plainly, are equal to the last digit, and nothing is known of the load at which they pay."""
+LEAST_EFFECTIVE = 1 / 3
+"""Effective requests, as a share of minRequests: a hundred requests of which five carry the sums are few. Chats, whose
+lengths differ by 100%, have more."""
 MOST_ATTAINMENT_LOST = 0.02
+_ROUNDING = 1e-9
+"""Below 0 by so much, a variance is 0: of an arm that decodes plainly, price and plain seconds are equal."""
 MOST_FAILURES = 1.0
 """A drafter may be suspended once: its device may have been short of memory for a moment."""
 MOST_REQUESTS = 10_000_000.0
@@ -66,19 +74,21 @@ class Judgement:
     """More requests of each arm until the verdict, if the gain stays as it is; None where that cannot be foreseen."""
     slo_class: str = ""
     """The class that loses, with SLO_LOWERED."""
+    speculates: bool = True
+    """Has some arm speculated for long enough, on every product that has its gain?"""
 
 
 def judge(products: Mapping[str, Arms], *, least_gain: float, min_requests: int) -> Judgement:
     """`least_gain`: the line, -0.03 for 3% less goodput. `min_requests`: of each arm, before the first look."""
     share = ERROR_SHARE / max(1, len(products))  # any of them may fail the candidate by chance
-    judged = {name: arms for name, arms in products.items() if arms.least_requests >= max(2, min_requests)}
+    judged = {name: arms for name, arms in products.items() if _lacking(arms, min_requests) <= 0.0}
     gains = {name: gain(arms, share) if name in judged else None for name, arms in products.items()}
     lowered = _lowered_class(judged.values())
-    verdict = _verdict(products, gains, least_gain, lowered)
+    verdict, speculates = _verdict(products, gains, least_gain, lowered), all(map(_speculates, judged.values()))
     left = [_requests_left(arms, gains[name], least_gain, min_requests, share) for name, arms in products.items()]
     known = [requests for requests in left if requests is not None]
     foreseen = max(known) if known and len(known) == len(left) else None
-    return Judgement(verdict, gains, foreseen if verdict is CanaryVerdict.OPEN else 0.0, lowered)
+    return Judgement(verdict, gains, foreseen if verdict is CanaryVerdict.OPEN else 0.0, lowered, speculates)
 
 
 def gain(arms: Arms, error_share: float = ERROR_SHARE) -> Gain | None:
@@ -106,9 +116,24 @@ def _verdict(
         return CanaryVerdict.WORSE
     if lowered:
         return CanaryVerdict.SLO_LOWERED
-    if gains and all(known is not None and known.low > least_gain for known in gains.values()):
+    is_better = gains and all(known is not None and known.low > least_gain for known in gains.values())
+    if is_better and all(map(_speculates, products.values())):
         return CanaryVerdict.BETTER
     return CanaryVerdict.OPEN
+
+
+def _lacking(arms: Arms, min_requests: int) -> float:
+    """Requests of each arm that are missing before the first look; 0 or less: none."""
+    least = max(2, min_requests)
+    lacking = least - arms.least_requests
+    for arm in (arms.stable, arms.candidate):
+        if arm.effective_requests > 0.0:
+            lacking = max(lacking, LEAST_EFFECTIVE * least * arm.requests / arm.effective_requests - arm.requests)
+    return lacking
+
+
+def _speculates(arms: Arms) -> bool:
+    return max(arms.stable.speculated_share, arms.candidate.speculated_share) >= LEAST_SPECULATED
 
 
 def _pairs(arms: Arms) -> float:
@@ -138,7 +163,9 @@ def _relative_variance(arm: ArmSums) -> float | None:
     squares = number * arm.plain_squared / arm.plain_s**2 + number * arm.price_squared / arm.price_s**2
     mixed = number * arm.plain_times_price / (arm.plain_s * arm.price_s)
     variance = (squares - 2.0 * mixed) / (number - 1.0)  # the means of both are 1: nothing is left of them
-    return variance if math.isfinite(variance) and variance >= 0.0 else None
+    if not (math.isfinite(variance) and variance > -_ROUNDING):
+        return None
+    return max(0.0, variance)
 
 
 def _lowered_class(products: Iterable[Arms]) -> str:
@@ -169,8 +196,8 @@ def _requests_left(
 ) -> float | None:
     """More requests of each arm until the range leaves the line out, by doubling and halving."""
     if range_now is None:
-        left = min_requests - arms.least_requests
-        return left if left > 0 else None
+        left = _lacking(arms, min_requests)
+        return left if left > 0.0 else None
     estimate, variance, pairs = _log_ratio(arms), _variance(arms), _pairs(arms)
     if estimate is None or variance is None:
         return None

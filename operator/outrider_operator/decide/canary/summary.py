@@ -14,15 +14,15 @@ from outrider_operator.decide.canary.record import sums_of, timestamp
 from outrider_operator.validation.reading import cut
 
 _REASONS: Mapping[Cause, str] = {
-    Cause.WORSE: "Its goodput is below the line of {line:+d}%.",
+    Cause.WORSE: "Its gain is below rollout.canary.leastGainPercent ({line:+d}).",
     Cause.SLO_LOWERED: "It attains SLO class {detail} less often, by more than 2 points.",
     Cause.DRAFTER_FAILED: "A drafter of the candidate was suspended twice after an error.",
-    Cause.CANDIDATE_CRASHED: "The canary pod ended twice once it was ready with both pools.",
+    Cause.CANDIDATE_CRASHED: "Canary pods ended twice after both pools were loaded.",
     Cause.ABORTED_BY_HAND: "It was aborted by the annotation outrider.dev/abort.",
-    Cause.TIMEOUT: "The requests do not tell the pools apart within rollout.canary.timeout ({timeout}).",
+    Cause.TIMEOUT: "There was no verdict within rollout.canary.timeout ({timeout}).",
     Cause.NO_TRAFFIC: "Fewer than {least} requests of each arm finished within rollout.canary.timeout ({timeout}).",
     Cause.RUNTIME_TOO_OLD: "{detail} Update podTemplate.image.",
-    Cause.NO_ROOM_FOR_BOTH: "{detail} Make room (a lower engine.maxModelLen, a drafter less), or promote by hand.",
+    Cause.NO_ROOM_FOR_BOTH: "{detail} Make room (a lower engine.maxModelLen, fewer drafters), or promote by hand.",
     Cause.CANNOT_HOST_BOTH: "{detail} Promote by hand, or set rollout.strategy: RollingUpdate.",
     Cause.NO_CAPACITY: "{detail} Add capacity, or promote by hand.",
 }
@@ -83,9 +83,10 @@ _MESSAGES: Mapping[str, str] = {
     CanaryPhase.PROMOTING: "Candidate {candidate} rolls out. {gain}",
     CanaryPhase.SUCCESSFUL: "Candidate {candidate} runs on every pod. {gain}",
     CanaryPhase.FAILED: "Candidate {candidate} failed. {reason} {gain} The pods of revision {stable} serve on; "
-    "another draftPool is tried at once.",
+    "patch draftPool to try another.",
     CanaryPhase.ERROR: "The canary cannot measure. {reason}",
-    CanaryPhase.INCONCLUSIVE: "{reason} {gain} Decide by the annotation outrider.dev/promote={candidate}, or abort.",
+    CanaryPhase.INCONCLUSIVE: "{reason} {gain} Decide by the annotation outrider.dev/promote={candidate} or "
+    "outrider.dev/abort={candidate}.",
     CanaryPhase.SUPERSEDED: "Another draftPool took the place of candidate {candidate}.",
     CanaryPhase.CANCELLED: "The spec left candidate {candidate} before a verdict.",
 }
@@ -103,7 +104,9 @@ def _reason(rollout: CanaryRollout, canary: Canary) -> str:
 
 
 def _judgement(rollout: CanaryRollout, canary: Canary) -> Judgement:
-    """Judgement of all that was counted, also after the verdict."""
+    """The one that decided now; after the verdict, one of all that was counted."""
+    if rollout.decided.judgement is not None:
+        return rollout.decided.judgement
     settings = rollout.settings
     return judge(canary.ledger.products(), least_gain=settings.least_gain, min_requests=settings.min_requests)
 
@@ -116,16 +119,20 @@ def _worst(judgement: Judgement) -> Gain | None:
 def _time_left(rollout: CanaryRollout, canary: Canary, judgement: Judgement) -> str:
     """How much longer it takes, at the requests of so far."""
     requests = min((arms.least_requests for arms in canary.ledger.products().values()), default=0.0)
-    began = max(canary.started_at, min((last.started_at for last in canary.ledger.running), default=0.0))
-    minutes = max(rollout.at - began, 1.0) / 60.0
-    rate = requests / minutes
+    measured_s = max(canary.measured_s(rollout.at), 1.0)
+    rate = 60.0 * requests / measured_s
     start = f"{round(requests)} requests of each arm."
     if rate <= 0.0:
         return f"{start} No traffic reaches both arms yet."
+    if not judgement.speculates:
+        return f"{start} Neither pool speculates at this load, so nothing tells which one is better."
     if judgement.requests_left is None:
         return f"{start} The gain is too near the line to say how many more it takes."
-    left = _duration(judgement.requests_left / rate)
-    return f"{start} At this traffic ({_two_digits(rate)} requests of each arm a minute) about {left} more."
+    start += f" At this traffic ({_two_digits(rate)} requests of each arm a minute)"
+    minutes = judgement.requests_left / rate
+    if 60.0 * minutes > rollout.settings.timeout_s - measured_s:
+        return f"{start} it takes longer than the timeout leaves."
+    return f"{start} about {_duration(minutes)} more."
 
 
 def _two_digits(number: float) -> str:
@@ -171,7 +178,7 @@ def _arm(name: str, sums: ArmSums) -> RolloutArm:
     return RolloutArm(
         name=name,
         requests=round(sums.requests),
-        tokens_per_second=f"{sums.goodput:.4g}" if sums.goodput is not None else "",
+        speedup=f"{sums.speedup:.4g}" if sums.speedup is not None else "",
         attainment_percent=f"{100.0 * attained / finished:.1f}" if finished else "",
         failures=round(sums.failures),
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from outrider_runtime.control.arms.arm_batches import own_requests, to_draft_for, to_verify
 from outrider_runtime.control.arms.arm_prices import Credits, step_credits
+from outrider_runtime.control.arms.batch_mix import BatchMix
 from outrider_runtime.control.cost.model import room, this_step
 from outrider_runtime.control.data.batch import CANDIDATE, NO_DRAFTER, STABLE, Batch, Bools, Columns, Ints
 from outrider_runtime.control.data.forest import Forest
@@ -111,7 +112,7 @@ class ArmPlanner:
 
     def __init__(self, settings: Settings, evidence: Evidence, under_way: UnderWay, rng: np.random.Generator) -> None:
         self._evidence, self._drafters = evidence, len(settings.drafters)
-        self._probes = SharedProbes(evidence.trials)
+        self._probes, self._mix = SharedProbes(evidence.trials), BatchMix()
         self._arms = tuple(ArmPlanning(number, settings, evidence, self._probes, under_way, rng) for number in ARMS)
 
     def settle(self, settings: Settings, suspended: Mapping[int, str], pinned: Pin | None) -> None:
@@ -195,7 +196,7 @@ class ArmPlanner:
         made = step_credits(outcome, self._evidence.latency.costs, is_counted=not probed)
         for planned in plan.arms:
             self._learn(self._arms[planned.arm], planned, outcome, made)
-        return made
+        return self._mix.balanced(made, outcome.batch.arm)
 
     def _learn(self, arm: ArmPlanning, planned: ArmPlan, outcome: Outcome, made: Credits) -> None:
         """Learn the arm's own lambda, and charge the cost of its explorations."""

@@ -30,6 +30,10 @@ class Credits(NamedTuple):
     """(N,): of requests that decoded; 0 for others."""
     price_s: Floats
     """(N,): 0 for requests of no arm."""
+    plain_s: Floats
+    """(N,): seconds that plain decoding takes for the tokens."""
+    speculates: Bools
+    """(N,): whether a step cost the request more than a plain one: it had proposals, or a drafter ran for its arm."""
     plain_token_s: float
     """Seconds of a token by plain decoding: the step without proposals over its decoding requests; 0 where none."""
     is_counted: bool = True
@@ -49,7 +53,8 @@ def step_credits(outcome: Outcome, costs: Costs, *, is_counted: bool) -> Credits
         own = batch.arm == arm.arm
         price_s += _target_prices(costs, plain, plain_s, own & batch.decodes, verified)
         price_s += _draft_prices(costs, outcome, own, arm)
-    return Credits(tokens, price_s, plain_s / max(1.0, plain.n_requests), is_counted)
+    plain_token_s = plain_s / max(1.0, plain.n_requests)
+    return Credits(tokens, price_s, tokens * plain_token_s, price_s > plain_token_s, plain_token_s, is_counted)
 
 
 def _plain_shape(batch: Batch) -> Shape:

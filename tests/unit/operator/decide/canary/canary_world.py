@@ -149,6 +149,7 @@ def arm(requests: int, rate: float) -> ArmState:
         requests=requests,
         tokens=requests * 200,
         plain_s=requests * PLAIN_S,
+        speculated_s=requests * PLAIN_S,
         price_s=requests * price,
         plain_squared=requests * PLAIN_S**2,
         price_squared=requests * 1.04 * price**2,

@@ -42,7 +42,7 @@ def test_a_worse_candidate_is_taken_back_and_stays_away() -> None:
     world.measure_arms(1000, LOSS)
     assert (world.phase, world.rollout.cause, world.revision()) == ("Failed", "Worse", stable)
     assert world.reasons() == ("False/CanaryFailed", "False/CanaryFailed")
-    assert "below the line of -3%" in world.condition(C.PROGRESSING).message
+    assert "below rollout.canary.leastGainPercent (-3)" in world.condition(C.PROGRESSING).message
     assert "Gain -10.0% [" in world.condition(C.PROGRESSING).message
     assert world.canary is not None
     assert world.canary["spec"]["replicas"] == 0

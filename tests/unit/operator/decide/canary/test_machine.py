@@ -30,7 +30,7 @@ def arm(requests: float, rate: float) -> ArmSums:
     """Requests of 200 tokens whose prices differ by 20%; `rate` tokens / second."""
     price = 200 / rate
     squares = (requests * PLAIN_S**2, requests * 1.04 * price**2, requests * PLAIN_S * price)
-    return ArmSums(requests, requests * 200, requests * PLAIN_S, requests * price, *squares)
+    return ArmSums(requests, requests * 200, requests * PLAIN_S, requests * PLAIN_S, requests * price, *squares)
 
 
 def report(requests: float = 1000, gain: float = 0.0, started_at: float = START, **where: Any) -> PodReport:

@@ -14,7 +14,8 @@ LOOK_AT = 1795856400.0 + 3600.0
 LEDGER = Ledger(
     {
         "H200": Arms(
-            ArmSums(5, 100, 3.25, 1.5, 2.5, 0.5, 30.25, 1, {"chat": 5.0}, {"chat": 4.0}), ArmSums(6, 120, 2.5, 1.25)
+            ArmSums(5, 100, 3.25, 3.0, 1.5, 2.5, 0.5, 30.25, 1, {"chat": 5.0}, {"chat": 4.0}),
+            ArmSums(6, 120, 2.5, 2.25, 1.25),
         )
     },
     {"H200": 1},
@@ -86,7 +87,8 @@ def test_a_record_is_written_again_only_for_news() -> None:
 def test_a_record_of_many_pods_leaves_the_sums_to_the_status() -> None:
     """Bug avoided: the cache drops what is too large, so that it would be written for ever."""
     arms = Arms(
-        ArmSums(5, 100, 2.0, 1.123456789, 2.123456789, 0.123456789, 30.123456789), ArmSums(5, 100, 2.0, 1.123456789)
+        ArmSums(5, 100, 2.0, 1.0, 1.123456789, 2.123456789, 0.123456789, 30.123456789),
+        ArmSums(5, 100, 2.0, 1.0, 1.123456789),
     )
     reports = tuple(PodReport(f"chat-canary-{index}", "H200", 1000.5, arms) for index in range(64))
     text = record_text(status(sums=sums_of(Ledger({}, {}, reports))), None)
