@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("--most-requests", type=int, default=6000, help="of each arm")
     parser.add_argument("--line", type=float, nargs="+", default=[-3.0, 0.0], help="leastGainPercent")
     options = parser.parse_args()
-    print("| true gain | leastGainPercent | requests of each arm, median | 90% quantile | Better | Worse | no verdict |")
+    print(
+        "| true gain | leastGainPercent | requests of each arm, median | 90% quantile | Better | Worse | no verdict |"
+    )
     print("|---|---|---|---|---|---|---|")
     for line in options.line:
         for gain in GAINS_PERCENT:

@@ -78,8 +78,8 @@ class Columns:
 
 
 class Engine:
-    """Serves `load` requests at any time: a finished one is replaced in the next step. With `bursts` so many come together
-    once all of those before have finished. With `arrivals` (requests per second) they come and go instead."""
+    """Serves `load` requests at any time: a finished one is replaced in the next step. With `bursts` so many come
+    together once all of those before have finished. With `arrivals` (requests per second) they come and go instead."""
 
     def __init__(
         self, world: World, controller: Controller, *, load: int = 0, arrivals: float = 0.0, seed: int = 0,

@@ -149,10 +149,10 @@ def loop_arm(engine: Engine, name: str) -> int:
 
 
 class ByHand:
-    """Counts what each request of a loop paid, and checks its drafters."""
+    """Counts what each request of a loop paid and was worth, and checks its drafters."""
 
     def __init__(self, loop: ControlLoop) -> None:
-        self.paid, self.arm_of = dict[str, float](), dict[str, int]()
+        self.paid, self.worth, self.arm_of = dict[str, float](), dict[str, float](), dict[str, int]()
         self.uncounted = set[str]()
         """Requests that were there, not counted yet, at a decision without a drafter of the candidate."""
         self.lacked_a_drafter = set[str]()
@@ -170,8 +170,9 @@ class ByHand:
 
     def add(self, names: Any, made: Credits) -> None:
         self._add(names, made)
-        for name, price_s in zip(names, made.price_s.tolist(), strict=True):
+        for name, price_s, plain_s in zip(names, made.price_s.tolist(), made.plain_s.tolist(), strict=True):
             self.paid[name] = self.paid.get(name, 0.0) + (price_s if made.is_counted else 0.0)
+            self.worth[name] = self.worth.get(name, 0.0) + (plain_s if made.is_counted else 0.0)
 
     def check(self, report: FinishedStep) -> None:
         batch, plan = report.outcome.batch, report.outcome.draft_plan
@@ -179,6 +180,11 @@ class ByHand:
         for name, arm, order in zip(report.step.names, batch.arm.tolist(), plan.drafter_order.T.tolist(), strict=True):
             self.arm_of[name] = arm
             assert {*order} - {NO_DRAFTER} <= ALLOWED[arm]
+
+    def most_worth(self, arm: int) -> float:
+        """Plain seconds of the arm's tokens, those behind the ends of answers included."""
+        counted = (name for name in self.worth if name not in self.uncounted and self.arm_of[name] == arm)
+        return sum(self.worth[name] for name in counted)
 
     def prices(self, arm: int) -> list[float]:
         paid = {name: price_s for name, price_s in self.paid.items() if name not in self.uncounted}
@@ -227,6 +233,7 @@ def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], d
         assert sums.requests == len(prices)
         assert math.isclose(sums.price_s, sum(prices), abs_tol=1e-12)
         assert math.isclose(sums.price_squared, sum(price_s**2 for price_s in prices), abs_tol=1e-12)
+        assert 0.0 <= sums.speculated_s <= sums.plain_s <= by_hand.most_worth(arm) * (1 + 1e-12)
 
 
 Change = Callable[[ControlLoop], object]
