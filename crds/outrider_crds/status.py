@@ -312,7 +312,7 @@ class RolloutStatus(Model):
     message: Message = ""
     """Result of the measurement, or how much longer it takes at this traffic."""
     detail: Message = ""
-    """Sentence of a pod or of the cluster about the cause."""
+    """What the cause is about: a sentence of a pod or the cluster, an SLO class, or the missed leastGainPercent."""
     obeyed: Annotated[list[Text], Field(max_length=8)] = []
     """Orders by annotation that were carried out or came too late. Each acts once."""
     ignored: Annotated[list[Text], Field(max_length=8)] = []

@@ -128,7 +128,7 @@ class Canary:
     started_at: float
     cause: Cause = Cause.NONE
     said: str = ""
-    """Sentence of a pod or the cluster about the cause."""
+    """What the cause is about: a sentence of a pod or the cluster, an SLO class, the percent of leastGainPercent."""
     obeyed: tuple[str, ...] = ()
     """Orders that were carried out, or had nothing to do ("abort=8a1e43c8ca"): their annotations stay, and mean nothing
     any more."""
@@ -326,7 +326,7 @@ def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | Non
     judgement = (
         judge(products, least_gain=settings.least_gain, min_requests=settings.min_requests) if products else None
     )
-    failed = _failed(canary, look.pods, judgement)
+    failed = _failed(canary, look, judgement)
     if failed is not None:
         return failed, judgement
     is_late = before.phase == CanaryPhase.INCONCLUSIVE
@@ -343,16 +343,18 @@ def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | Non
     return replace(canary, phase=CanaryPhase.MEASURING if ledger.products() else CanaryPhase.STARTING), judgement
 
 
-def _failed(canary: Canary, pods: CanaryPods, judgement: Judgement | None) -> Canary | None:
+def _failed(canary: Canary, look: CanaryView, judgement: Judgement | None) -> Canary | None:
     """`canary` as it fails; None while nothing speaks against the candidate."""
+    pods = look.pods
     if pods.not_loaded:
         return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.DRAFTER_NOT_LOADED, said=pods.not_loaded)
     if pods.restarts_under_candidate > 1:
         cause = Cause.NO_ROOM_FOR_BOTH if pods.out_of_memory else Cause.CANDIDATE_CRASHED
         return replace(canary, phase=CanaryPhase.FAILED, cause=cause, said=pods.out_of_memory)
     if judgement is not None and judgement.verdict in _BY_VERDICT:
-        cause = _BY_VERDICT[judgement.verdict]
-        return replace(canary, phase=CanaryPhase.FAILED, cause=cause, said=judgement.slo_class)
+        cause, line = _BY_VERDICT[judgement.verdict], f"{100 * look.settings.least_gain:+.0f}"
+        said = line if cause is Cause.WORSE else judgement.slo_class
+        return replace(canary, phase=CanaryPhase.FAILED, cause=cause, said=said)
     return None
 
 

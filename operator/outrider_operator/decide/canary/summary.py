@@ -14,7 +14,7 @@ from outrider_operator.decide.canary.record import sums_of, timestamp
 from outrider_operator.validation.reading import cut
 
 _REASONS: Mapping[Cause, str] = {
-    Cause.WORSE: "Its gain is below rollout.canary.leastGainPercent ({line:+d}).",
+    Cause.WORSE: "Its gain is below rollout.canary.leastGainPercent ({detail}).",
     Cause.SLO_LOWERED: "It attains SLO class {detail} less often, by more than 2 points.",
     Cause.DRAFTER_FAILED: "A drafter of the candidate was suspended twice after an error.",
     Cause.CANDIDATE_CRASHED: "Canary pods ended twice after both pools were loaded.",
@@ -97,7 +97,6 @@ def _reason(rollout: CanaryRollout, canary: Canary) -> str:
     sentence = _REASONS.get(canary.cause, "{detail}")
     return sentence.format(
         detail=canary.said,
-        line=canary_spec.least_gain_percent,
         timeout=canary_spec.timeout,
         least=canary_spec.min_requests,
     )
