@@ -39,7 +39,7 @@ LEAST_EFFECTIVE = 1 / 3
 lengths differ by 100%, have more."""
 MOST_ATTAINMENT_LOST = 0.02
 _ROUNDING = 1e-9
-"""Below 0 by so much, a variance is 0: of an arm that decodes plainly, price and plain seconds are equal."""
+"""A variance that is so little below 0 is 0: an arm that decodes plainly has equal price and plain seconds."""
 MOST_FAILURES = 1.0
 """A drafter may be suspended once: its device may have been short of memory for a moment."""
 MOST_REQUESTS = 10_000_000.0
