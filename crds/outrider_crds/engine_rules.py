@@ -6,7 +6,7 @@ import re
 
 from outrider_crds.pod_template import PodTemplate
 from outrider_crds.rule import Rule, cel_list, cel_pattern
-from outrider_crds.spec import Engine
+from outrider_crds.spec import Backend, Engine
 
 # Arguments that have a field of their own in the spec.
 _FIELD_ARGUMENTS = (
@@ -40,6 +40,15 @@ _OUTRIDER_ARGUMENTS = (
 )
 # Engines that span more GPUs than one tensor-parallel group: vLLM drops the table of draft lengths there.
 _PARALLEL_ARGUMENTS = ("--data-parallel", "--pipeline-parallel-size", "--prefill-context-parallel-size", "--nnodes")
+
+_LORA_ARGUMENTS = (
+    "--enable-lora",
+    "--lora-modules",
+    "--max-cpu-loras",
+    "--max-lora-rank",
+    "--max-loras",
+)
+"""Arguments that engine.lora sets."""
 
 RESERVED_ENV_PREFIX = "OUTRIDER_"
 RESERVED_ENV = (
@@ -166,6 +175,23 @@ ENGINE_RULES = (
             "extraArgs must not ask for data, pipeline or context parallelism, nor for several nodes: "
             "raise spec.replicas instead, or engine.tensorParallelSize"
         ),
+    ),
+    Rule(
+        on=Engine,
+        field=".extraArgs",
+        cel=f"!has(self.lora) || {cel_sets_none(_LORA_ARGUMENTS)}",
+        holds=lambda e: e.lora is None or sets_none(_LORA_ARGUMENTS, e),
+        message=(
+            f"extraArgs must not set what engine.lora sets ({', '.join(_LORA_ARGUMENTS)}): remove the argument; "
+            "adapters belong into spec.adapters"
+        ),
+    ),
+    Rule(
+        on=Engine,
+        field=".lora",
+        cel="self.backend == 'vLLM' || !has(self.lora)",
+        holds=lambda e: e.backend is Backend.VLLM or e.lora is None,
+        message="engine.lora needs engine.backend vLLM, the Torch backend has no LoRA adapters: set it, or remove lora",
     ),
     Rule(
         on=Engine,

@@ -17,7 +17,7 @@ from outrider_crds.base import Model, digest
 from outrider_crds.contract import Contract
 from outrider_crds.names import Product
 from outrider_crds.pod_template import PodTemplate, Resources
-from outrider_crds.spec import GPU_RESOURCE, MOST_DRAFTERS, Backend, DrafterSpec, SpeculativeServiceSpec
+from outrider_crds.spec import GPU_RESOURCE, MOST_DRAFTERS, Backend, DrafterSpec, Lora, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
 TARGET_FILE = "target.json"
@@ -217,11 +217,17 @@ def _settings(spec: SpeculativeServiceSpec, product: str) -> dict[str, Any]:
         "maxModelLen": spec.engine.max_model_len,
         "extraArgs": normalised_arguments(spec.engine.extra_args),
         **({} if spec.engine.backend is Backend.VLLM else {"backend": spec.engine.backend}),
+        **({} if spec.engine.lora is None else {"lora": _lora(spec.engine.lora)}),
         **({} if resource == GPU_RESOURCE else {"resourceName": resource}),
         **({"environment": environment} if environment else {}),
         "limits": _limits(spec.pod_template.resources) if on_cpu else None,
         **_claims(spec.pod_template),
     }
+
+
+def _lora(lora: Lora) -> dict[str, int]:
+    """Room for adapters. Which adapters there are, and where they are from, is hot."""
+    return {"maxAdapters": lora.max_adapters, "maxRank": lora.max_rank}
 
 
 def has_same_meaning_everywhere(spec: SpeculativeServiceSpec) -> bool:

@@ -20,6 +20,9 @@ from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import (
     CPU_PRODUCT,
     Accelerator,
+    AdapterFolder,
+    AdapterSource,
+    AdapterVolume,
     Backend,
     CABundle,
     DrafterSpec,
@@ -186,6 +189,53 @@ _MODEL_RULES = (
         cel="[has(self.pvc), has(self.emptyDir)].exists_one(given, given)",
         holds=lambda c: [c.pvc, c.empty_dir].count(None) == 1,
         message="modelCache must hold exactly one of pvc, emptyDir: keep one",
+    ),
+)
+
+_ADAPTER_RULES = (
+    Rule(
+        on=AdapterVolume,
+        cel="has(self.pvc) != has(self.hostPath)",
+        holds=lambda v: (v.pvc is None) != (v.host_path is None),
+        message="volume must hold exactly one of pvc, hostPath: keep the one with the adapters",
+    ),
+    Rule(
+        on=AdapterSource,
+        cel="has(self.folder) != has(self.hub)",
+        holds=lambda s: (s.folder is None) != (s.hub is None),
+        message="source of an adapter must hold exactly one of folder, hub: keep the one that it comes from",
+    ),
+    _inside(AdapterFolder, "inside engine.lora.volume"),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".adapters",
+        cel="!has(self.adapters) || self.adapters.size() == 0 || has(self.engine.lora)",
+        holds=lambda s: not s.adapters or s.engine.lora is not None,
+        message="adapters need engine.lora, which reserves memory for them: add it (it may be empty), or remove them",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".adapters",
+        cel=(
+            "!has(self.adapters) || !has(self.engine.lora) || has(self.engine.lora.volume) "
+            "|| !self.adapters.exists(a, has(a.source.folder))"
+        ),
+        holds=lambda s: (
+            s.engine.lora is None
+            or s.engine.lora.volume is not None
+            or all(a.source.folder is None for a in s.adapters)
+        ),
+        message="an adapter with source.folder needs engine.lora.volume, the volume with the folder: add it",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".adapters",
+        cel=(
+            "!has(self.adapters) || self.adapters.all(a, a.name != self.target.name "
+            "&& (!has(self.engine.servedModelNames) || !(a.name in self.engine.servedModelNames)))"
+        ),
+        holds=lambda s: all(a.name not in (s.target.name, *s.engine.served_model_names) for a in s.adapters),
+        message="an adapter must not have a name of the target (target.name, engine.servedModelNames): choose another",
     ),
 )
 
@@ -380,8 +430,8 @@ _PROCESS_RULES = (
 )
 
 RULES: tuple[Rule, ...] = (
-    *_SERVICE_RULES, *_MODEL_RULES, *_POOL_RULES, *_ACCELERATOR_RULES, *_LATENCY_RULES, *_PROCESS_RULES, *ENGINE_RULES,
-    *POD_RULES, *RESOURCE_RULES, *SCHEDULING_RULES,
+    *_SERVICE_RULES, *_MODEL_RULES, *_ADAPTER_RULES, *_POOL_RULES, *_ACCELERATOR_RULES, *_LATENCY_RULES,
+    *_PROCESS_RULES, *ENGINE_RULES, *POD_RULES, *RESOURCE_RULES, *SCHEDULING_RULES,
 )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from outrider_crds.profile import ProfileKeys, profile_keys
 from outrider_crds.spec import (
     MOST_PRODUCTS,
     Accelerator,
+    AdapterSpec,
+    AdapterVolume,
     DrafterSpec,
     DraftPrefillMode,
     Engine,
@@ -40,6 +42,7 @@ MODEL_CACHE_DIR = "/var/cache/outrider"  # HF_HOME; the modelCache volume
 MODEL_VOLUMES_DIR = "/var/lib/outrider/models"  # mounted sources: <dir>/target, <dir>/draft-<drafter name>
 CA_FILE = "/etc/outrider/ca/ca.crt"  # spec.caBundle
 TARGET_MOUNT = "target"
+ADAPTERS_MOUNT = "adapters"  # engine.lora.volume, beside the models
 SERVING_PORT = 8000  # the OpenAI-compatible API, behind the Service
 ADMIN_PORT = 9000  # state, metrics and probes; not behind the Service
 STATE_PATH = "/outrider/state"
@@ -99,6 +102,8 @@ class HotConfig(Contract):
     """Drafters that must not propose; None: every drafter may propose."""
     drafter_order: list[str] | None = None
     """Names of the pool's drafters in order. Mode Static uses the first. None: the order at boot."""
+    adapters: list[AdapterSpec] | None = None
+    """LoRA adapters to load; None: none."""
     canary: CanaryConfig | None = None
     """Arms of a draft canary, which include every drafter of the boot config. None: all drafters serve all requests."""
 
@@ -132,6 +137,7 @@ def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[Draft
         default_slo_class=spec.class_of_unmarked_requests,
         paused_drafters=[drafter.name for drafter in spec.draft_pool if drafter.paused] or None,
         drafter_order=order if is_news else None,
+        adapters=spec.adapters or None,
     )
 
 
@@ -157,6 +163,14 @@ def read_hot_config(text: bytes) -> tuple[HotConfig, str]:
 def draft_mount(drafter: str) -> str:
     """Folder of a drafter's model under MODEL_VOLUMES_DIR. It never equals the target's."""
     return f"draft-{drafter}"
+
+
+def adapters_folder(volume: AdapterVolume, *, mounted: bool = True) -> str:
+    """Folder that `AdapterFolder.path` is relative to. mounted: in a pod, where a hostPath is mounted itself."""
+    if volume.host_path is not None:
+        return f"{MODEL_VOLUMES_DIR}/{ADAPTERS_MOUNT}" if mounted else volume.host_path.path
+    path = volume.pvc.path if volume.pvc is not None else ""
+    return f"{MODEL_VOLUMES_DIR}/{ADAPTERS_MOUNT}/{path.strip('/')}".rstrip("/")
 
 
 def model_location(model: ModelRef, mount: str) -> str:

@@ -139,6 +139,36 @@ class SLOClassState(Model):
     """Time to the first token of each finished request; where its client left before that, how long it had waited."""
 
 
+def _by_class(_model: Any, counts: dict[str, int]) -> list[Labelled]:
+    return [((slo_class,), count) for slo_class, count in counts.items()]
+
+
+class AdapterState(Model):
+    METRICS: ClassVar[Group] = Group(
+        "LoRA adapters", "All carry the label `adapter`: the name in `spec.adapters`.", label="adapter"
+    )
+    name: str
+    loaded: Annotated[bool, Metric("outrider_adapter_loaded")] = False
+    """1 while requests may name the adapter."""
+    reason: str = ""
+    """Reason why it, or its present source, could not be loaded, in a sentence; empty while it is being loaded."""
+    output_tokens: Annotated[int, Metric("outrider_adapter_output_tokens_total")] = 0
+    """Output tokens of its requests that ended."""
+    tried: Annotated[int, Metric("outrider_adapter_tried_total")] = 0
+    """Proposed tokens of its requests that were really tried: not those after the first rejection."""
+    accepted: Annotated[int, Metric("outrider_adapter_accepted_total")] = 0
+    """Proposed tokens of its requests that were accepted. Accepted / tried is the acceptance rate."""
+    finished: Annotated[
+        dict[str, int], Metric("outrider_adapter_finished_total", labels=("slo_class",), series=_by_class)
+    ] = {}
+    """Its requests with a verdict, as in `outrider_slo_class_finished_total`. Label `slo_class`: the request's class;
+    requests without one are not counted here."""
+    attained: Annotated[
+        dict[str, int], Metric("outrider_adapter_attained_total", labels=("slo_class",), series=_by_class)
+    ] = {}
+    """Requests among them that met the class. Label `slo_class`: the class."""
+
+
 class SpeedupState(Model):
     """Probes: blocks of k = 0 steps, compared with the steps around them that speculate."""
 
@@ -169,10 +199,6 @@ MOST_COUNTED = 10**18
 """Bound of a canary's sums: below an int64, the API's integer."""
 Count = Annotated[int, Field(ge=0, le=MOST_COUNTED)]
 Sum = Annotated[float, Field(ge=0, le=MOST_COUNTED, allow_inf_nan=False)]
-
-
-def _by_class(_arm: Any, counts: dict[str, int]) -> list[Labelled]:
-    return [((slo_class,), count) for slo_class, count in counts.items()]
 
 
 class ArmState(Model):
@@ -335,6 +361,7 @@ class RuntimeState(Contract):
     """Seconds that took, as measured on the device."""
     drafters: list[DrafterReport] = []
     slo_classes: list[SLOClassState] = Field(default=[])
+    adapters: list[AdapterState] = []
     speedup: SpeedupState = SpeedupState()
     canary: CanaryState | None = None
     """None without `HotConfig.canary`, and in pods of releases that do not know it."""

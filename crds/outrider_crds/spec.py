@@ -41,6 +41,7 @@ MOST_DRAFTERS = 8
 MOST_PRODUCTS = 8
 MOST_SLO_CLASSES = 8
 MOST_DRAFT_TOKENS = 16
+MOST_ADAPTERS = 64
 SINK_TOKENS = 16
 """Tokens at the beginning of a request that a drafter with a window reads by default."""
 MOST_WINDOW_TOKENS = 1_000_000
@@ -331,6 +332,51 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class AdapterVolume(Model):
+    pvc: PvcSource | None = None
+    """Folder of a PersistentVolumeClaim."""
+    host_path: HostPathSource | None = None
+    """Folder on the node."""
+
+
+class Lora(Model):
+    max_adapters: Annotated[int, Field(ge=1, le=MOST_ADAPTERS)] = 4
+    """Adapters that the requests of one engine step may use; requests with another one wait. Each takes memory of the
+    device."""
+    max_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Highest rank of an adapter. Memory and step times grow with it, whatever the ranks in use."""
+    volume: AdapterVolume | None = None
+    """Folder that adapters with source.folder are read from, exactly one of pvc, hostPath. Pods mount it read-only, and
+    an adapter that is put there later needs no restart."""
+
+
+class AdapterFolder(Model):
+    path: Path
+    """Folder of the adapter inside engine.lora.volume."""
+
+
+class AdapterRepository(Model):
+    repository: ShortText
+    """Repository of the adapter on the hub, `organisation/adapter`."""
+    revision: ShortText | None = None
+    """Commit, tag or branch. Pin a commit in production."""
+
+
+class AdapterSource(Model):
+    folder: AdapterFolder | None = None
+    """Read from a folder of engine.lora.volume."""
+    hub: AdapterRepository | None = None
+    """Download from the model hub, with the token of the target."""
+
+
+class AdapterSpec(Model):
+    name: ServedName
+    """Name by which requests ask for the adapter, in the field `model`."""
+    source: AdapterSource
+    """Source of the adapter: exactly one of folder, hub. To replace weights, change the source or the name: a folder's
+    contents are read once."""
+
+
 class Engine(Model):
     backend: Backend = Backend.VLLM
     """The serving engine. Torch is a small one of Outrider's own, for Llama, SmolLM2, Qwen2 and Qwen3."""
@@ -342,6 +388,8 @@ class Engine(Model):
     """Type of the weights and activations. auto is the model's own, and float32 on CPUs without bfloat16."""
     served_model_names: Annotated[list[ServedName], Field(max_length=16)] = []
     """Further names that requests may use for the model. Answers carry target.name."""
+    lora: Lora | None = None
+    """Room for LoRA adapters (engine.backend vLLM only). Without it spec.adapters must be empty."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=2048)]], Field(max_length=32)] = []
     """Further arguments of the engine, as on its command line: `--max-num-seqs=32`, or `--max-num-seqs` and `32` as two
     entries."""
@@ -407,6 +455,8 @@ class SpeculativeServiceSpec(Model):
     draft_pool: Annotated[list[DrafterSpec], Field(max_length=MOST_DRAFTERS), MapList("name")] = []
     """Drafters that may propose tokens. "No speculation" is always a candidate. Mode Static asks the first;
     changing the order restarts nothing."""
+    adapters: Annotated[list[AdapterSpec], Field(max_length=MOST_ADAPTERS), MapList("name")] = []
+    """LoRA adapters of the target. Pods load and unload them without a restart; needs engine.lora."""
     accelerator: Accelerator
     """The hardware that pods run on."""
     slo_classes: Annotated[list[SLOClassSpec], Field(max_length=MOST_SLO_CLASSES), MapList("name")] = []

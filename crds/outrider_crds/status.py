@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
 from outrider_crds.runtime_state import ArmState, Count
+from outrider_crds.spec import MOST_ADAPTERS
 
 Text = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=2048)]
@@ -25,6 +26,7 @@ class ConditionType(StrEnum):
     GOODPUT_HEALTHY = "GoodputHealthy"
     SLO_ATTAINED = "SLOAttained"
     INFERENCE_POOL_READY = "InferencePoolReady"
+    ADAPTERS_LOADED = "AdaptersLoaded"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 
@@ -102,6 +104,11 @@ class ConditionReason(StrEnum):
     POOL_CURRENT = "PoolCurrent"
     NOT_REQUESTED = "NotRequested"
     NOT_INSTALLED = "NotInstalled"
+    # AdaptersLoaded
+    ALL_LOADED = "AllLoaded"
+    LOADING = "Loading"
+    NOT_LOADED = "NotLoaded"
+    NO_ADAPTERS = "NoAdapters"
     # Reconciling, Stalled
     RECONCILED = "Reconciled"
     NOT_STALLED = "NotStalled"
@@ -187,6 +194,23 @@ class DraftStatus(Model):
     memory: Text = ""
     """Memory on each device, whether it is used or not: weights, KV bytes per token, and the share of the KV cache (and
     so of concurrent requests) that it costs."""
+
+
+class AdapterStatus(Model):
+    name: Text
+    """Name of the adapter in spec.adapters."""
+    loaded: bool = False
+    """True if requests may name it at every ready pod."""
+    pods: Text = ""
+    """Ready pods that have it loaded / ready pods, for example "2/3"."""
+    reason: Text = ""
+    """Reason why it, or its present source, could not be loaded, in a sentence."""
+    acceptance_rate: Text = ""
+    """Accepted / tried draft tokens of its requests in the window."""
+    attainment_percent: Text = ""
+    """Share of `requests` that met their SLO class."""
+    requests: int = 0
+    """Requests of it in the window that have a verdict, as in sloClasses."""
 
 
 class BreakEven(Model):
@@ -376,6 +400,8 @@ class SpeculativeServiceStatus(Model):
     """Attainment and latency of each SLO class over the last window."""
     drafts: Annotated[list[DraftStatus], Field(max_length=8), MapList("name")] = []
     """State and figures of each drafter in the pool."""
+    adapters: Annotated[list[AdapterStatus], Field(max_length=MOST_ADAPTERS), MapList("name")] = []
+    """State of each LoRA adapter."""
     profiles: Annotated[list[ProfileStatus], Field(max_length=8), MapList("product")] = []
     """State of the latency profile of each product."""
     demand: Annotated[list[DemandStatus], Field(max_length=8), MapList("product")] = []
