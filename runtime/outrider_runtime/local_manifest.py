@@ -14,7 +14,7 @@ from pathlib import Path
 from outrider_crds.manifest import ManifestError, load_manifest
 from outrider_crds.runtime_config import BootConfig, HotConfig, boot_config, hot_config
 from outrider_crds.service import SpeculativeService
-from outrider_crds.spec import DrafterSpec, HostPathSource, ModelRef, ModelSource
+from outrider_crds.spec import AdapterVolume, DrafterSpec, HostPathSource, Lora, ModelRef, ModelSource
 
 DEFAULT_MODEL_ROOT = Path("~/.cache/outrider/models")
 LOCAL_REVISION = "local"
@@ -50,7 +50,24 @@ def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) ->
     if target.source.host_path is not None and not _is_there(Path(target.source.host_path.path)):
         raise LocalManifestError(_missing(spec.target, roots))
     pool = [_localised_drafter(drafter, roots) for drafter in boot.draft_pool]
-    return LocalService(boot=boot.model_copy(update={"target": target, "draft_pool": pool}), hot=hot_config(spec))
+    engine = boot.engine.model_copy(update={"lora": _localised_lora(boot.engine.lora, roots)})
+    localised = {"target": target, "draft_pool": pool, "engine": engine}
+    return LocalService(boot=boot.model_copy(update=localised), hot=hot_config(spec))
+
+
+def _localised_lora(lora: Lora | None, roots: Sequence[Path]) -> Lora | None:
+    """Return the room for adapters with the local folder. A missing folder is kept: each adapter's reason says so."""
+    if lora is None or lora.volume is None:
+        return lora
+    if lora.volume.pvc is not None:
+        raise LocalManifestError(
+            f"the adapters come from the claim {lora.volume.pvc.claim_name!r}, and there are no claims without "
+            "Kubernetes; name a hostPath in engine.lora.volume"
+        )
+    assert lora.volume.host_path is not None
+    path = Path(lora.volume.host_path.path)
+    local = next((folder for folder in _candidates(path, roots) if _is_there(folder)), path)
+    return lora.model_copy(update={"volume": AdapterVolume(host_path=HostPathSource(path=str(local)))})
 
 
 def _localised_drafter(drafter: DrafterSpec, roots: Sequence[Path]) -> DrafterSpec:

@@ -27,8 +27,9 @@ OVERRIDDEN = {
         "take_draft_token_ids",
     ),
     "adapters.RunnerWithAdapters": (
-        f"{GPU}.model_runner.GPUModelRunner", "load_model prepare_inputs _set_active_loras"
+        f"{GPU}.model_runner.GPUModelRunner", "load_model load_lora_model prepare_inputs _set_active_loras"
     ),
+    "adapters.StateOfAdapters": (f"{GPU}.lora_utils.LoraState", "get_activate_loras"),
     "runner.CPUPoolRunner": ("vllm.v1.worker.cpu.model_runner.CPUModelRunner", ""),
     "runner.ReportedOutput": ("vllm.v1.outputs.AsyncModelRunnerOutput", "get_output"),
     "speculator.PoolSpeculator": (
@@ -70,6 +71,9 @@ OVERRIDDEN = {
 }  # fmt: skip
 """Class of ours -> vLLM's that it stands on, and the methods that it overrides."""
 CALLED = {
+    "vllm.lora.worker_manager.WorkerLoRAManager._load_adapter": "self lora_request",
+    "vllm.v1.engine.async_llm.AsyncLLM.add_lora": "self lora_request",
+    "vllm.v1.engine.async_llm.AsyncLLM.remove_lora": "self lora_id",
     f"{GPU}.model_runner.init_speculator": "vllm_config device req_states",
     f"{GPU}.model_runner.set_eagle3_aux_hidden_state_layers": "model spec_config",
     f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "vllm_config device",
@@ -204,6 +208,17 @@ ATTRIBUTES = {
         "prompt_logprobs_worker attn_groups decode_query_len model_state scheduler_config adaptive_verification "
         "rejection_sampler input_buffers vocab_size aux_output_connector"
     ),
+    f"{GPU}.lora_utils.LoraState": "lora_requests",
+    "vllm.lora.model_manager.LoRAModelManager": "modules packed_modules lora_config",
+    "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager": "_adapter_manager",
+    "vllm.lora.lora_model.LoRAModel": "loras",
+    "vllm.lora.lora_weights.LoRALayerWeights": "lora_a lora_b",
+    "vllm.model_executor.layers.linear.QKVParallelLinear": (
+        "input_size output_size total_num_heads total_num_kv_heads head_size v_head_size"
+    ),
+    "vllm.entrypoints.openai.models.serving.OpenAIServingModels": "lora_requests lora_id_counter",
+    "vllm.v1.engine.output_processor.OutputProcessor": "request_states",
+    "vllm.v1.engine.output_processor.RequestState": "lora_request",
     f"{GPU}.states.RequestState": (
         "req_id_to_index draft_tokens all_token_ids total_len max_num_reqs num_speculative_steps"
     ),

@@ -26,6 +26,7 @@ from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, S
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.block import BlockCheckpoint
+from outrider_runtime.loop.adapter_counts import AdapterCounter
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
 from outrider_runtime.loop.confidences import Calibration, Calibrator
 from outrider_runtime.loop.drafter_availability import Availability
@@ -71,6 +72,7 @@ class ControlLoop:
         self.left_out = dict(left_out or {})
         self.blocks = dict(blocks or {})
         self.slo = SLOCounter()
+        self.adapters = AdapterCounter()
         self.listeners: list[Callable[[FinishedStep], None]] = []
         """Callbacks for each finished step, on the scheduler's thread; the profiler measures with them."""
         self.profiled_placeholders: int | None = None
@@ -147,6 +149,8 @@ class ControlLoop:
         outcome = finished.outcome
         with self.lock:
             try:
+                if finished.adapters is not None:
+                    self.adapters.observe(finished.adapters, outcome)
                 self._controller.observe(outcome)
                 if self._controller.credits is not None:
                     self.arms.add(finished.step.names, self._controller.credits)

@@ -177,6 +177,7 @@ class Reporter(threading.Thread):
             catch_up_s=self._loop.catch_up_s,
             drafters=drafters(self._loop, seen, self._memory),
             slo_classes=self._loop.slo.states(),
+            adapters=self._loop.adapters.states(self._loop.class_names),
             speedup=speedup(seen),
             canary=self._loop.arms.state(),
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.data.batch import NO_ARM, NO_CLASS, Floats, Ints
+from outrider_runtime.loop.adapter_counts import NO_ADAPTER, AdapterCounter
 from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
 from outrider_runtime.loop.slots import Slots
@@ -46,6 +47,7 @@ class _Request:
     prompt: int
     limit: int
     arm: int = NO_ARM
+    adapter: int = NO_ADAPTER
     first_token_at: float = math.inf
     last_token_at: float = math.nan
     output_tokens: int = 0
@@ -65,34 +67,51 @@ class _Request:
 class RequestTable:
     """All requests of the engine, and columns by slot of the running ones."""
 
-    def __init__(self, slo: SLOCounter, arms: ArmCounter, slots: int, predecessor: RequestTable | None = None) -> None:
+    def __init__(
+        self,
+        slo: SLOCounter,
+        arms: ArmCounter,
+        adapters: AdapterCounter,
+        slots: int,
+        predecessor: RequestTable | None = None,
+    ) -> None:
         """predecessor: a table whose requests this one takes over."""
         self.slots = Slots(slots)
         self.prompt = np.zeros(slots, np.int64)
         """(slots,): tokens of the prompt."""
         self._slo = slo
         self._arms = arms
+        self._adapters = adapters
         self._known: dict[str, _Request] = predecessor._known if predecessor else {}
         self._limit = np.zeros(slots, np.int64)
         self._first_at = np.full(slots, math.inf)
         self._class = np.full(slots, NO_CLASS, np.int64)
         self._arm = np.full(slots, NO_ARM, np.int64)
+        self._adapter = np.full(slots, NO_ADAPTER, np.int64)
         self._classes: tuple[str, ...] = ()
 
     # -- they come and go ---------------------------------------------------------------------------------------
 
     def arrived(
-        self, name: str, arrival_time: float, extra_args: dict[str, object] | None, *, prompt: int, limit: int
+        self,
+        name: str,
+        arrival_time: float,
+        extra_args: dict[str, object] | None,
+        *,
+        prompt: int,
+        limit: int,
+        adapter: str | None = None,
     ) -> None:
         """Add a new request.
 
         arrival_time: Unix seconds at which the API server received it. prompt: its length in tokens. limit: prompt and
-        output tokens at which the request ends.
+        output tokens at which the request ends. adapter: name of its LoRA adapter.
         """
         waited_s = max(0.0, time.time() - arrival_time)
         slo_class = self._slo.class_of(extra_args)
         arm = self._arms.arrived(name, slo_class)
-        self._known[name] = _Request(slo_class, time.monotonic() - waited_s, prompt, limit, arm)
+        number = self._adapters.number(adapter)
+        self._known[name] = _Request(slo_class, time.monotonic() - waited_s, prompt, limit, arm, number)
 
     def deliver(self, deliveries: Iterable[Delivery], now_s: float) -> int:
         """Note a step's tokens, and count the requests that end with them. Returns the number of tokens."""
@@ -110,7 +129,7 @@ class RequestTable:
             if end is not None:
                 del self._known[name]
                 if end is not End.FAILED and request.output_tokens:
-                    self._count(name, request.ended(now_s, aborted=end is End.LEFT))
+                    self._count(name, request, request.ended(now_s, aborted=end is End.LEFT))
                 else:
                     self._arms.forget(name)
         return delivered
@@ -124,10 +143,12 @@ class RequestTable:
         request = self._known.pop(name, None)
         if request is not None:
             aborted = not (request.output_tokens and has_stop_strings)
-            self._count(name, request.ended(now_s, aborted=aborted))
+            self._count(name, request, request.ended(now_s, aborted=aborted))
 
-    def _count(self, name: str, ended: EndedRequest) -> None:
-        self._arms.ended(name, ended.output_tokens, attained=self._slo.ended(ended))
+    def _count(self, name: str, request: _Request, ended: EndedRequest) -> None:
+        attained = self._slo.ended(ended)
+        self._arms.ended(name, ended.output_tokens, attained=attained)
+        self._adapters.ended(request.adapter, ended, attained=attained)
 
     # -- what is known of them ----------------------------------------------------------------------------------
 
@@ -171,6 +192,10 @@ class RequestTable:
         """(N,): canary arms, as `Batch.arm`."""
         return None if self._arms.canary is None else np.asarray(self._arm[slots])
 
+    def adapters(self, slots: Ints) -> Ints | None:
+        """(N,): numbers of the requests' LoRA adapters; None while no request has named one."""
+        return np.asarray(self._adapter[slots]) if self._adapters else None
+
     def left(self, slots: Ints, known: Ints) -> Ints:
         """(N,): tokens that the requests may still produce. known: (N,), their tokens so far, prompts included."""
         return np.asarray(np.maximum(0, self._limit[slots] - known))
@@ -187,6 +212,7 @@ class RequestTable:
         self._first_at[slot] = request.first_token_at if request else math.inf
         self._class[slot] = self._number(request.slo_class if request else None)
         self._arm[slot] = request.arm if request else NO_ARM
+        self._adapter[slot] = request.adapter if request else NO_ADAPTER
 
     def _number(self, slo_class: str | None) -> int:
         return self._classes.index(slo_class) if slo_class in self._classes else NO_CLASS

@@ -71,7 +71,7 @@ class Stepper:
         """
         slots = loop.settings.slots
         known_requests = predecessor.requests if predecessor else None
-        self.requests: RequestTable = RequestTable(loop.slo, loop.arms, slots, known_requests)
+        self.requests: RequestTable = RequestTable(loop.slo, loop.arms, loop.adapters, slots, known_requests)
         self.caches = DraftCaches(loop.settings.drafters, slots, block_size, block_ids)
         self._loop = loop
         self._reports_drafting = reports_drafting
@@ -227,7 +227,8 @@ class Stepper:
 
     def _observe(self, record: Record) -> None:
         del self._records[record.number]
-        self._loop.observe(FinishedStep(record.outcome(), record.executed()))
+        adapters = self.requests.adapters(record.step.slots)
+        self._loop.observe(FinishedStep(record.outcome(), record.executed(), adapters))
         if record.draft_report is not None and record.draft_report.catch_up_s:
             took_s = record.draft_report.catch_up_s
             tokens = sum(gap.end - gap.start for gap in record.gaps if gap.drafter in took_s)

@@ -147,6 +147,8 @@ class FinishedStep(NamedTuple):
 
     outcome: Outcome
     step: ScheduledStep
+    adapters: Ints | None = None
+    """(N,): numbers of the requests' LoRA adapters, see `AdapterCounter`; None: no request has one."""
 
     @property
     def shape(self) -> Shape:

@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from outrider_crds.runtime_state import AdapterState
+
 from outrider_runtime.server.gate import App
 from outrider_runtime.server.health import Phase
 from outrider_runtime.server.watch import ServerView
@@ -56,6 +58,10 @@ class ServedEngine(Protocol):
     def unfinished(self) -> int:
         """Number of requests that the engine has not finished."""
 
+    @property
+    def adapters(self) -> tuple[AdapterState, ...]:
+        """LoRA adapters that the engine has, or should have."""
+
     def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
         """Return a server of the engine's app, with the middleware `wrap` around its routes."""
 
@@ -88,6 +94,7 @@ class EngineServer:
             engine_dead=engine is not None and engine.errored,
             unfinished=0 if engine is None else engine.unfinished,
             loop_beat=self.loop_beat,
+            adapters=() if engine is None else engine.adapters,
         )
 
     @property

@@ -59,6 +59,8 @@ class GateFacts:
     slo_classes: tuple[str, ...]
     """Names of the classes in the current hot config."""
     draining: bool
+    missing_adapters: frozenset[str] = frozenset()
+    """Names of adapters in the hot config that are not loaded."""
 
 
 class RequestGate:
@@ -124,6 +126,10 @@ def _check_body(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dic
     document = parse_object(body)
     if route_path(scope) in TEXT_PATHS:
         return body, document
+    model = document.get("model")
+    if isinstance(model, str) and model in facts.missing_adapters:
+        what = f"the adapter {model!r} is not loaded; status.adapters of the service says why"
+        raise RequestError(what, "model", status=HTTPStatus.SERVICE_UNAVAILABLE)
     class_names = _values(scope, _HEADER)
     limits = {name: _values(scope, name.encode()) for name in SLO_LIMIT_HEADERS}
     with_class = with_slo_class(document, class_names, facts.slo_classes)

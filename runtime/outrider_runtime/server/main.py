@@ -27,9 +27,9 @@ from outrider_runtime.server.config import Serving, from_config, from_manifest, 
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.listeners import listen
+from outrider_runtime.server.loading_thread import is_loading
 from outrider_runtime.server.serve import Listeners, serve
 from outrider_runtime.server.server_errors import StartupError
-from outrider_runtime.server.torch_backend import is_loading
 
 SERVE = "serve a model with speculative decoding that tunes itself"
 LOOPBACK = "127.0.0.1"

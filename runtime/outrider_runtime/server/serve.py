@@ -68,7 +68,7 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     try:
         if plan is None:
             return _serve_torch(serving, watch, listeners.api, drain)
-        return _serve_until_drained(plan, watch, listeners.api, drain)
+        return _serve_until_drained(plan, serving, watch, listeners.api, drain)
     except EngineDiedError as error:
         raise StartupError(f"{error}: {cause(run_dir) or 'see its last log lines above'}") from error
     except _StoppedWhileStarting as stop:
@@ -141,7 +141,9 @@ def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drai
     return server
 
 
-def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> int:
+def _serve_until_drained(
+    plan: LaunchPlan, serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain
+) -> int:
     """Serve with vLLM. A drafter that keeps the engine from starting is dropped, and the engine started again."""
     import uvloop
 
@@ -150,7 +152,8 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
         _prepare(remaining, os.environ)
         server = _server(plan.boot.target.name, watch, listener, drain)
         try:
-            uvloop.run(server.serve(started_vllm(parse_arguments(_arguments(remaining), drain)), listener))
+            arguments = parse_arguments(_arguments(remaining), drain)
+            uvloop.run(server.serve(started_vllm(arguments, serving), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from outrider_crds.runtime_state import AdapterState
 
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
+from outrider_runtime.server.loading_thread import in_daemon_thread
 from outrider_runtime.server.server_errors import StartupError
 
 if TYPE_CHECKING:
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
     from outrider_runtime.torch_engine.thread import Client
 
-T = TypeVar("T")
-
-_LOADING = "outrider-loading"
-"""Name of the thread that loads a model."""
 MAX_HEADER_BYTES = 64 * 1024
 """h11, uvicorn's HTTP parser, has the same default."""
 
@@ -42,6 +39,11 @@ class ServedTorchEngine:
     @property
     def unfinished(self) -> int:
         return self.client.unfinished
+
+    @property
+    def adapters(self) -> tuple[AdapterState, ...]:
+        """Return none: manifests with adapters for this engine are refused."""
+        return ()
 
     def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
         import uvicorn
@@ -65,33 +67,6 @@ class ServedTorchEngine:
         """Do nothing: requests that are still running end with the engine."""
 
 
-def is_loading() -> bool:
-    """Return whether a model is being loaded. That cannot be interrupted: native code does not look for signals."""
-    return any(thread.name == _LOADING for thread in threading.enumerate())
-
-
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Return what `function` returns or raise what it raises. A process that gets SIGTERM does not wait for it, as
-    it would for the event loop's own threads."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def finish(outcome: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(lambda: None if result.done() else outcome())
-
-    def run() -> None:
-        try:
-            value = function()
-        except Exception as error:
-            finish(partial(result.set_exception, error))
-        else:
-            finish(partial(result.set_result, value))
-
-    threading.Thread(target=run, name=_LOADING, daemon=True).start()
-    return await result
-
-
 @asynccontextmanager
 async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEngine]:
     """Load the torch engine; it stops at the end of the context. Raises StartupError for an unsupported model."""
@@ -103,7 +78,7 @@ async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEng
     except ModuleNotFoundError as error:
         raise StartupError(f"engine.backend Torch needs {error.name}: install Outrider with its extra torch") from None
     try:
-        loaded = await _in_daemon_thread(partial(load, serving.boot, serving.hot, serving.paths))
+        loaded = await in_daemon_thread(partial(load, serving.boot, serving.hot, serving.paths))
     except UnsupportedModelError as error:
         raise StartupError(str(error)) from error
     client = Client(loaded.engine)

@@ -6,13 +6,21 @@ its environment variables must be set before.
 
 from __future__ import annotations
 
+import asyncio
 import math
+import re
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from outrider_crds.runtime_state import AdapterState
+
+from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError, folder_for_copies
+from outrider_runtime.server.adapter_keeper import AdapterKeeper
+from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
 from outrider_runtime.server.schema_gate import Compiler, SchemaGate
@@ -26,6 +34,8 @@ UNLIMITED_DRAIN_S = 24 * 3600
 """vLLM needs a number where a drain has no limit; longer than any request runs."""
 TEARDOWN_S = 10
 """Time in which an idle engine frees its device."""
+MOST_FIRST_LOADS_S = 120.0
+"""Longest time that a start waits for adapters: the target is served without those that take longer."""
 
 
 @dataclass(slots=True)
@@ -35,6 +45,8 @@ class ServedVLLM:
     client: Any
     app: Any
     arguments: Namespace
+    keeper: AdapterKeeper | None = None
+    """None without engine.lora."""
 
     @property
     def errored(self) -> bool:
@@ -43,6 +55,10 @@ class ServedVLLM:
     @property
     def unfinished(self) -> int:
         return int(self.client.get_num_unfinished_requests())
+
+    @property
+    def adapters(self) -> tuple[AdapterState, ...]:
+        return () if self.keeper is None else self.keeper.states()
 
     def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
         add_innermost(self.app, wrap)
@@ -81,8 +97,73 @@ def schema_compiler(backend: str) -> Compiler | None:
     return compile_schema
 
 
+class VLLMAdapters:
+    """The adapters of a running engine. vLLM's API server finds the adapter of a request in `models`, by its name."""
+
+    def __init__(self, client: Any, models: Any) -> None:
+        self._client = client
+        self._models = models
+        self._requests: dict[int, Any] = {}
+
+    async def add(self, name: str, folder: Path) -> int:
+        from vllm.lora.request import LoRARequest
+
+        number: int = self._models.lora_id_counter.inc(1)
+        request = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(folder))
+        try:
+            await self._client.add_lora(request)
+        except Exception as error:
+            with suppress(Exception):  # some of it may be in a slot
+                await self._client.remove_lora(number)
+            raise UnusableAdapterError(engine_sentence(str(error))) from error
+        self._requests[number] = request
+        return number
+
+    def offer(self, number: int) -> None:
+        request = self._requests[number]
+        self._models.lora_requests[request.lora_name] = request
+
+    def withdraw(self, name: str) -> None:
+        self._models.lora_requests.pop(name, None)
+
+    def is_used(self, number: int) -> bool:
+        states = self._client.output_processor.request_states.values()
+        return any(state.lora_request is not None and state.lora_request.lora_int_id == number for state in states)
+
+    async def remove(self, number: int) -> None:
+        del self._requests[number]
+        await self._client.remove_lora(number)
+
+
+def engine_sentence(message: str) -> str:
+    """Return what the worker said, without the frames that the engine's processes put around it."""
+    worker = re.search(r"Worker failed with error '(.*)', please check", message, re.DOTALL)
+    said = worker[1] if worker else message
+    return " ".join(said.removeprefix("Call to add_lora method failed: ").split())
+
+
 @asynccontextmanager
-async def started_vllm(arguments: Namespace) -> AsyncIterator[ServedVLLM]:
+async def _adapters(client: Any, app: Any, serving: Serving) -> AsyncIterator[AdapterKeeper | None]:
+    """Load the adapters of the hot config, and follow its changes until the end of the context."""
+    lora, mounted = serving.boot.engine.lora, serving.paths.mounted
+    if lora is None:
+        yield None
+        return
+    hosted = VLLMAdapters(client, app.state.openai_serving_models)
+    with folder_for_copies(in_pod=mounted) as copies:
+        files = AdapterFiles(lora, mounted, copies)
+        keeper = AdapterKeeper(hosted, files, Path(serving.paths.hot_file), serving.hot)
+        await keeper.first_loads(MOST_FIRST_LOADS_S)
+        following = asyncio.create_task(keeper.run())
+        try:
+            yield keeper
+        finally:
+            following.cancel()
+            keeper.stop()
+
+
+@asynccontextmanager
+async def started_vllm(arguments: Namespace, serving: Serving) -> AsyncIterator[ServedVLLM]:
     """Load vLLM's engine in a process of its own, and build its app; the engine stops at the end of the context."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
@@ -98,7 +179,8 @@ async def started_vllm(arguments: Namespace) -> AsyncIterator[ServedVLLM]:
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
-        yield ServedVLLM(client, app, arguments)
+        async with _adapters(client, app, serving) as keeper:
+            yield ServedVLLM(client, app, arguments, keeper)
 
 
 def parse_arguments(words: list[str], drain: Drain) -> Namespace:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from outrider_crds.runtime_state import RuntimeState
+from outrider_crds.runtime_state import AdapterState, RuntimeState
 
 from outrider_runtime.server.gate import GateFacts
 from outrider_runtime.server.health import Phase, Vitals, plugin_reports, why_not_ready
@@ -32,6 +32,8 @@ class ServerView:
     """Requests that the engine has not finished."""
     loop_beat: float | None = None
     """Monotonic time at which the event loop last ran, in seconds; None before it serves."""
+    adapters: tuple[AdapterState, ...] = ()
+    """LoRA adapters of the hot config, loaded or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class EngineWatch:
                 "started_at": self._blank.started_at,
                 "ready": not why_not_ready(vitals),
                 "plugin_active": plugin_reports(vitals),
+                "adapters": _with_counts(self._server().adapters, snapshot.adapters),
             }
         )
 
@@ -130,4 +133,16 @@ class EngineWatch:
         return GateFacts(
             slo_classes=tuple(slo.name for slo in snapshot.slo_classes),
             draining=self._server().phase is Phase.DRAINING,
+            missing_adapters=frozenset(adapter.name for adapter in self._server().adapters if not adapter.loaded),
         )
+
+
+def _with_counts(adapters: Iterable[AdapterState], counted: Iterable[AdapterState]) -> list[AdapterState]:
+    """Return the server's adapters with the engine's counts. The server knows which are loaded, the engine what ran."""
+    counts = {adapter.name: adapter for adapter in counted}
+    return [
+        counts[adapter.name].model_copy(update={"loaded": adapter.loaded, "reason": adapter.reason})
+        if adapter.name in counts
+        else adapter
+        for adapter in adapters
+    ]

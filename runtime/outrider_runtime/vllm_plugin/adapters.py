@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+from outrider_runtime.vllm_plugin.adapter_shapes import check_each
 
 Rows = npt.NDArray[np.int64]
 """Rows of the batch."""
@@ -21,11 +24,25 @@ AdapterIds = tuple[int, ...]
 """vLLM's number of the adapter, by row; 0: none."""
 
 
+class StateOfAdapters(LoraState):  # type: ignore[misc]
+    """Adapters of the running requests. vLLM takes two of one name for one, and its weights may have been replaced."""
+
+    def get_activate_loras(self, req_ids: list[str]) -> Any:
+        adapters = (self.lora_requests.get(name) for name in req_ids)
+        return {adapter.lora_int_id: adapter for adapter in adapters if adapter is not None}.values()
+
+
 class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     _verified: Any = None
     """Proposals of each request in the current batch; None without proposals."""
     _active: tuple[AdapterIds, AdapterIds, Any] = (), (), set()
     """Adapters by request and by token of the step, and vLLM's descriptions of these adapters."""
+
+    def load_lora_model(self, *args: Any, **kwargs: Any) -> Any:
+        model = super().load_lora_model(*args, **kwargs)
+        check_each(self.lora_manager)
+        self.lora_state = StateOfAdapters(self.max_num_reqs)
+        return model
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)

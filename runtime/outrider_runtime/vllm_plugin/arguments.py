@@ -8,7 +8,7 @@ import shutil
 from itertools import pairwise
 
 from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
-from outrider_crds.spec import DrafterSpec, DraftMethod, Dtype, ModelRef
+from outrider_crds.spec import MOST_ADAPTERS, DrafterSpec, DraftMethod, Dtype, Lora, ModelRef
 
 from outrider_runtime.bucket import LOAD_FORMAT
 from outrider_runtime.drafters.block import BlockCheckpoint
@@ -25,6 +25,10 @@ CPU_EXECUTOR_CLASS = "outrider_runtime.vllm_plugin.cpu_executor.OutriderCPUExecu
 GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu_worker.OutriderGPUWorker"
 LOOKAHEAD_TOKENS = "outrider_lookahead_tokens"
 """Key of vLLM's `additional_config`, which every process of an engine has: see `draft_room`."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM takes for the highest rank."""
+MOST_ADAPTERS_IN_MEMORY = 2 * MOST_ADAPTERS
+"""Adapters of a service, and the earlier weights of each that running requests still use."""
 DEFAULT_MAX_NUM_SEQS = {256, 1024}
 """Defaults of vLLM's server on smaller and on larger GPUs."""
 
@@ -50,7 +54,7 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     speculative = speculative_config(plan)
     if speculative is not None:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
-    arguments += _additional_config(plan)
+    arguments += [*_lora_arguments(boot.engine.lora), *_additional_config(plan)]
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
 
 
@@ -146,6 +150,19 @@ def block_checkpoint(drafter: DrafterSpec, plan: LaunchPlan) -> BlockCheckpoint:
     config = _draft_config(drafter, plan)
     limits = drafter.block.max_tokens, config.block_tokens, plan.boot.max_draft_tokens
     return BlockCheckpoint(config.block_kind, min(limit for limit in limits if limit is not None))
+
+
+def _lora_arguments(lora: Lora | None) -> list[str]:
+    """Return the room for adapters. All that are loaded stay in host memory: a step never reads a file."""
+    if lora is None:
+        return []
+    rank = next(rank for rank in LORA_RANKS if rank >= lora.max_rank)
+    return [
+        "--enable-lora",
+        f"--max-loras={lora.max_adapters}",
+        f"--max-lora-rank={rank}",
+        f"--max-cpu-loras={MOST_ADAPTERS_IN_MEMORY}",
+    ]
 
 
 def _additional_config(plan: LaunchPlan) -> list[str]:

@@ -261,6 +261,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             stepper.requests.arrived(
                 request.request_id, request.arrival_time, extra, prompt=request.num_prompt_tokens,
                 limit=limit(request, self.max_model_len),
+                adapter=request.lora_request.lora_name if request.lora_request is not None else None,
             )  # fmt: skip
             # vLLM's priority policy has another kind of queue: its order is the user's, and stays.
             in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)

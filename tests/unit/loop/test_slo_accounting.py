@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from outrider_crds.runtime_state import SLOClassState
 from outrider_crds.spec import SLOClassSpec
+from outrider_runtime.loop.adapter_counts import AdapterCounter
 from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
@@ -81,7 +82,7 @@ def test_a_client_that_leaves_a_stalled_answer_is_a_miss(counter: SLOCounter) ->
 
 def test_a_request_that_the_engine_aborts_is_counted(counter: SLOCounter) -> None:
     """It had waited ten seconds for a first token that was due after one."""
-    requests = RequestTable(counter, ArmCounter(np.random.default_rng(0)), slots=1)
+    requests = RequestTable(counter, ArmCounter(np.random.default_rng(0)), AdapterCounter(), slots=1)
     requests.arrived("r", time.time() - 10, {"slo_class": "chat"}, prompt=5, limit=10)
     requests.aborted("r", time.monotonic(), has_stop_strings=False)
     chat = counter.states()[0]

@@ -181,6 +181,17 @@ async def test_removed_class_is_refused_at_the_next_request(service: Service) ->
     assert (await service.post({}, X_SLO_Class="batch")).status_code == 400
 
 
+async def test_an_adapter_that_is_not_loaded_is_unavailable(service: Service) -> None:
+    """vLLM would say that there is no such model; a client may try again. Other names and types are vLLM's to judge."""
+    service.facts = GateFacts(slo_classes=(), draining=False, missing_adapters=frozenset({"support"}))
+    answer = await service.post({"model": "support"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["param"] == "model"
+    assert "adapter 'support' is not loaded" in answer.json()["error"]["message"]
+    for model in ("other", ["support"], {"support": 1}, None):
+        assert (await service.post({"model": model})).status_code == 200
+
+
 async def test_draining_pod_serves_and_closes_connections(service: Service) -> None:
     """Endpoints take a while to forget a pod: requests are served, connections are not kept."""
     service.facts = GateFacts(slo_classes=(), draining=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, DrafterSpec, Engine
+from outrider_crds.spec import Accelerator, DrafterSpec, Engine, Lora
 from outrider_runtime import dtype
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.memory_limit import cpu_cache_gib
@@ -47,6 +47,16 @@ def test_further_names_of_the_model_follow_its_own() -> None:
     place = command.index("--served-model-name")
     assert command[place + 1 : place + 4] == [boot.target.name, "gpt-4o-mini", "llama"]
     assert command[place + 4].startswith("--")
+
+
+@pytest.mark.parametrize(("rank", "of_vllm"), [(1, 1), (2, 8), (16, 16), (20, 32), (512, 512)])
+def test_room_for_adapters_has_a_rank_that_vllm_takes(rank: int, of_vllm: int) -> None:
+    """vLLM knows some ranks only. Every adapter stays in host memory, so no step reads a file."""
+    boot = on_gpu(boot_config([]), lora=Lora(max_adapters=3, max_rank=rank))
+    command = arguments.engine_arguments(plan_of(boot, HostedPool()))
+    room = {"--enable-lora", "--max-loras=3", f"--max-lora-rank={of_vllm}", "--max-cpu-loras=128"}
+    assert room <= set(command)
+    assert not any("lora" in word for word in arguments.engine_arguments(plan_of(boot_config([]), HostedPool())))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""What is wrong with an adapter's files, in sentences for the status, and the copy that the engine reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_crds.spec import AdapterFolder, AdapterSource, AdapterVolume, HostPathSource, Lora
+from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
+
+GOOD = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}
+SOURCE = AdapterSource(folder=AdapterFolder(path="team/support"))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> AdapterFiles:
+    volume = AdapterVolume(host_path=HostPathSource(path=str(tmp_path)))
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    return AdapterFiles(Lora(max_rank=16, volume=volume), mounted=False, copies=copies)
+
+
+def write(tmp_path: Path, config: Any, *weights: str) -> Path:
+    folder = tmp_path / "team" / "support"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    for name in weights:
+        (folder / name).write_bytes(b"weights")
+    return folder
+
+
+def test_each_copy_lies_in_a_folder_of_its_own(files: AdapterFiles, tmp_path: Path) -> None:
+    """vLLM's prefix cache knows an adapter by its path: two loads of one folder may be of different weights."""
+    folder = write(tmp_path, GOOD, "adapter_model.safetensors")
+    first, second = files.copy(SOURCE), files.copy(SOURCE)
+    assert first != second
+    (folder / "adapter_model.safetensors").unlink()
+    assert (first / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert {file.name for file in second.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "adapter_config.json in team/support cannot be read"),
+        ("[" * 100_000, "adapter_config.json in team/support cannot be read"),
+        ([], "adapter_config.json in team/support is no JSON object"),
+        ({**GOOD, "peft_type": "PROMPT_TUNING"}, "of type PROMPT_TUNING, and the engine hosts LORA alone"),
+        ({**GOOD, "r": 64}, "team/support has rank 64, and engine.lora.maxRank is 16"),
+        ({**GOOD, "rank_pattern": {"q_proj": 32}}, "team/support has rank 32"),
+        ({**GOOD, "r": "8"}, "has no rank"),
+        ({**GOOD, "r": True}, "has no rank"),
+        ({}, "has no rank"),
+        (GOOD, "there is no adapter_model.safetensors in team/support"),
+    ],
+)
+def test_unusable_files_are_named_in_a_sentence(files: AdapterFiles, tmp_path: Path, config: Any, said: str) -> None:
+    weights = [] if config == GOOD else ["adapter_model.safetensors"]
+    write(tmp_path, config, *weights)
+    with pytest.raises(UnusableAdapterError, match=said):
+        files.copy(SOURCE)
+
+
+def test_a_folder_that_is_missing_is_named_as_in_the_manifest(files: AdapterFiles) -> None:
+    with pytest.raises(UnusableAdapterError, match=r"^there is no adapter_config.json in team/support$"):
+        files.copy(SOURCE)
