@@ -127,6 +127,16 @@ class SLOClassFigures:
 
 
 @dataclass(frozen=True)
+class AdapterFigures:
+    """Counts of one LoRA adapter, summed over pods, SLO classes and window."""
+
+    tried: float = 0.0
+    accepted: float = 0.0
+    finished: float = 0.0
+    attained: float = 0.0
+
+
+@dataclass(frozen=True)
 class WindowFigures:
     """Figures of a service in one window, summed over its pods. Pods and Prometheus give the same."""
 
@@ -144,6 +154,7 @@ class WindowFigures:
     drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
     """Drafters in the longer window: a drafter that is rarely tried may have no trial in the short one."""
     slo_classes: Mapping[str, SLOClassFigures] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterFigures] = field(default_factory=dict)
     steps: float = 0.0
     speculative_steps: float = 0.0
     """Steps that verified a proposal. This and all following fields cover the longer window of the probes."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_crds.runtime_state import TPOT_BUCKETS_S
+from outrider_crds.spec import MOST_ADAPTERS
 
 from outrider_operator.cluster_model import FigureWindows, WindowFigures
 from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counter, Counters, figures_of
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 QUERY_EVERY_S = 15.0
 LEAST_SCRAPES = 3
 """Least scrapes in a window: `increase` needs two, and one may be late."""
+MOST_ADAPTER_SERIES = 2 * MOST_ADAPTERS
 MOST_LABELLED = 16
 """Drafters or classes per service that a query returns: twice the limit of the spec, since pods of the last revision
 count, too. A faulty pod may export any number."""
@@ -45,6 +47,10 @@ def _drafter(field: str) -> Callable[[Labels], Counter]:
 
 def _slo_class(field: str) -> Callable[[Labels], Counter]:
     return lambda labels: ("class", labels["slo_class"], field)
+
+
+def _adapter(field: str) -> Callable[[Labels], Counter]:
+    return lambda labels: ("adapter", labels["adapter"], field)
 
 
 def _fixed(*counter: str) -> Callable[[Labels], Counter]:
@@ -64,6 +70,10 @@ _COUNTERS: Metrics = {
     "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
     "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),
     "outrider_slo_class_aborted_total": (("slo_class",), _slo_class("aborted")),
+    "outrider_adapter_tried_total": (("adapter",), _adapter("tried")),
+    "outrider_adapter_accepted_total": (("adapter",), _adapter("accepted")),
+    "outrider_adapter_finished_total": (("adapter",), _adapter("finished")),
+    "outrider_adapter_attained_total": (("adapter",), _adapter("attained")),
 }
 _TPOT = "outrider_slo_class_tpot_seconds_bucket"
 _OF_REVISION: Metrics = {
@@ -226,7 +236,8 @@ def _increases(query: Query, metrics: Metrics, window: str) -> defaultdict[Key, 
     """Growth of each service's counters, summed over its pods."""
     gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
     for metric, (own_labels, counter) in metrics.items():
-        for series in read_series(query(_most_gained(metric, window, own_labels, MOST_LABELLED)), own_labels):
+        most = MOST_ADAPTER_SERIES if own_labels == ("adapter",) else MOST_LABELLED
+        for series in read_series(query(_most_gained(metric, window, own_labels, most)), own_labels):
             gained[_key(series)][counter(series.labels)] = series.value
     return gained
 

@@ -86,6 +86,9 @@ def _host_paths(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Ver
 def _host_paths_of(spec: SpeculativeServiceSpec) -> list[tuple[str, str]]:
     """(field, path on the node) of every host path."""
     sources = [(f"{name}.source", model.source.host_path) for name, model in spec.models.items()]
+    lora = spec.engine.lora
+    if lora is not None and lora.volume is not None:
+        sources.append(("engine.lora.volume", lora.volume.host_path))
     volumes = [(f"podTemplate.volumes[{v.name}]", v.host_path) for v in spec.pod_template.volumes]
     return [(where, source.path) for where, source in (*sources, *volumes) if source is not None]
 

@@ -19,7 +19,7 @@ from outrider_operator.decide.conditions.verdict import Verdicts
 from outrider_operator.plan import Event
 
 FIGURES_EVERY_S = 15.0
-_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "demand", "prefetch"})
+_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "adapters", "demand", "prefetch"})
 _ROLLOUT_FIGURES = frozenset(
     {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
 )
@@ -39,6 +39,8 @@ _QUIET = frozenset(
         ConditionReason.NO_SLO_CLASSES,
         ConditionReason.COMPLETE,
         ConditionReason.NOT_REQUESTED,
+        ConditionReason.NO_ADAPTERS,
+        ConditionReason.LOADING,
     }
     | {ConditionReason.CANARY_STARTING, ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING}
     | {ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE}

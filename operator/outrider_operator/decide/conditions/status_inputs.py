@@ -10,6 +10,7 @@ from outrider_crds.status import ConditionType
 
 from outrider_operator.cluster_model import ApiRefusal
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
+from outrider_operator.decide.conditions.adapter_loading import adapter_statuses, adapters_loaded
 from outrider_operator.decide.conditions.canary import canary_status
 from outrider_operator.decide.conditions.downloads import prefetch_status
 from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
@@ -64,6 +65,7 @@ def verdicts(inputs: StatusInputs, unschedulable_s: float) -> Verdicts:
         ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
         ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
         ConditionType.INFERENCE_POOL_READY: inputs.pool,
+        ConditionType.ADAPTERS_LOADED: adapters_loaded(spec, behaviour.states),
         ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, inputs.profiles),
     }
     return with_kstatus(own)
@@ -79,6 +81,7 @@ def fields(inputs: StatusInputs) -> dict[str, Any]:
         "runtime_image": desired.running_image,
         "newer_runtime_image": desired.newer_image,
         "drafts": status_figures.drafts(inputs.behaviour, spec, inputs.profiles),
+        "adapters": adapter_statuses(spec, inputs.behaviour),
         "profiles": profile_statuses(inputs.profile_inputs, inputs.profiles),
         **_figures(inputs.behaviour, spec, inputs.profiles),
     }

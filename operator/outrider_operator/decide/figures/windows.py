@@ -15,17 +15,25 @@ from dataclasses import dataclass, field, replace
 
 from outrider_crds.runtime_state import TPOT_BUCKETS_S, RuntimeState
 
-from outrider_operator.cluster_model import DrafterFigures, FigureWindows, Object, SLOClassFigures, WindowFigures
+from outrider_operator.cluster_model import (
+    AdapterFigures,
+    DrafterFigures,
+    FigureWindows,
+    Object,
+    SLOClassFigures,
+    WindowFigures,
+)
 from outrider_operator.validation.reading import items, text
 
 Counter = tuple[str, ...]
 Counters = Mapping[Counter, float]
-"""("output_tokens",), ("drafter", NAME, "tried"), ("class", NAME, "tpot", INDEX), ("probe", "baseline_s") ..."""
+"""("output_tokens",), ("drafter", NAME, "tried"), ("class", NAME, "tpot", INDEX), ("adapter", NAME, "tried"),
+("probe", "baseline_s") ..."""
 
 RARE_WINDOWS = 5
 """Windows over which rare events count: probes, and trials of a drafter that does not pay, are 1% of the steps."""
 _RARE = {"probe", "drafter", "steps", "speculative_steps"}
-_NAMED = {"drafter", "class"}
+_NAMED = {"drafter", "class", "adapter"}
 _BY_REVISION = {"probe", "drafter", "steps", "speculative_steps", "request_steps", "busy_s"}
 """Counters of the pods of one revision only. The others are sums over all pods that serve."""
 _TOLERANCE = 0.1
@@ -55,8 +63,9 @@ class History:
 
 
 def names_of(service: Object | None) -> frozenset[Counter]:
-    """("drafter", NAME) and ("class", NAME) for all drafters and SLO classes in the spec."""
-    lists = {"drafter": items(service, "spec", "draftPool"), "class": items(service, "spec", "sloClasses")}
+    """("drafter", NAME), ("class", NAME) and ("adapter", NAME) for all in the spec."""
+    fields = {"drafter": "draftPool", "class": "sloClasses", "adapter": "adapters"}
+    lists = {kind: items(service, "spec", name) for kind, name in fields.items()}
     return frozenset(
         (kind, text(item, "name")) for kind, entries in lists.items() for item in entries if text(item, "name")
     )
@@ -139,6 +148,11 @@ def counters(state: RuntimeState) -> dict[Counter, float]:
         values["class", slo.name, "aborted"] = slo.aborted
         for index, count in enumerate(slo.tpot.counts):
             values["class", slo.name, "tpot", str(index)] = count
+    for adapter in state.adapters:
+        values["adapter", adapter.name, "tried"] = adapter.tried
+        values["adapter", adapter.name, "accepted"] = adapter.accepted
+        values["adapter", adapter.name, "finished"] = sum(adapter.finished.values())
+        values["adapter", adapter.name, "attained"] = sum(adapter.attained.values())
     return {key: float(value) for key, value in values.items() if value}
 
 
@@ -158,6 +172,7 @@ def figures_of(
         busy_s=gained.get(("busy_s",), 0.0),
         busy_steps=gained.get(("steps",), 0.0),
         slo_classes={name: _slo_class(gained, name) for name in classes},
+        adapters=_adapters(gained),
         steps=rare.get(("steps",), 0.0),
         speculative_steps=rare.get(("speculative_steps",), 0.0),
         probes=rare.get(("probe", "count"), 0.0),
@@ -274,6 +289,19 @@ def _drafter(gained: Counters, name: str) -> DrafterFigures:
         tried=gained.get(("drafter", name, "tried"), 0.0),
         accepted=gained.get(("drafter", name, "accepted"), 0.0),
         request_steps=gained.get(("drafter", name, "request_steps"), 0.0),
+    )
+
+
+def _adapters(gained: Counters) -> dict[str, AdapterFigures]:
+    return {name: _adapter(gained, name) for name in {key[1] for key in gained if key[0] == "adapter"}}
+
+
+def _adapter(gained: Counters, name: str) -> AdapterFigures:
+    return AdapterFigures(
+        tried=gained.get(("adapter", name, "tried"), 0.0),
+        accepted=gained.get(("adapter", name, "accepted"), 0.0),
+        finished=gained.get(("adapter", name, "finished"), 0.0),
+        attained=gained.get(("adapter", name, "attained"), 0.0),
     )
 
 

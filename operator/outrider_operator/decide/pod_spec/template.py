@@ -22,7 +22,12 @@ from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.patch import RUNTIME, patched
 from outrider_operator.decide.pod_spec.placement import scheduling
-from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
+from outrider_operator.decide.pod_spec.volumes import (
+    adapter_volumes,
+    configuration_volumes,
+    model_volumes,
+    scratch_volumes,
+)
 from outrider_operator.validation.reading import integer, items, text
 
 CONTAINER = RUNTIME
@@ -80,6 +85,7 @@ def pod_template(
     volumes = [
         *configuration_volumes(f"{service}-{revision}", hot_map or hot_map_name(service), keys),
         *model_volumes(spec),
+        *adapter_volumes(spec),
         *scratch_volumes(),
     ]
     times, drain_s = pod_times(spec.rollout), math.ceil(seconds(spec.rollout.drain_timeout))

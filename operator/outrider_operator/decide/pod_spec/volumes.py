@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import (
+    ADAPTERS_MOUNT,
     BOOT_FILE,
     CA_FILE,
     CONFIG_KEY,
@@ -18,7 +19,7 @@ from outrider_crds.runtime_config import (
     TARGET_MOUNT,
     draft_mount,
 )
-from outrider_crds.spec import CABundle, ModelRef, SpeculativeServiceSpec
+from outrider_crds.spec import CABundle, ModelSource, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
 
@@ -55,8 +56,17 @@ def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
     """Target and drafts that come from a claim, an image or the node, read-only; the cache for those from the hub; and
     the certificates that downloads are checked against."""
     models = {TARGET_MOUNT: spec.target, **{draft_mount(d.name): d.neural.model for d in spec.draft_pool if d.neural}}
-    mounted = [volume for mount, model in models.items() if (volume := _model(mount, model)) is not None]
+    mounted = [volume for mount, model in models.items() if (volume := _model(mount, model.source)) is not None]
     return [*mounted, _cache(spec), *([_certificates(spec.ca_bundle)] if spec.ca_bundle is not None else [])]
+
+
+def adapter_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
+    """The volume with LoRA adapters, whole: what is put there later needs no other pod."""
+    lora = spec.engine.lora
+    if lora is None or lora.volume is None:
+        return []
+    mounted = _model(ADAPTERS_MOUNT, ModelSource(pvc=lora.volume.pvc, host_path=lora.volume.host_path))
+    return [mounted] if mounted is not None else []
 
 
 def scratch_volumes() -> list[Mounted]:
@@ -93,9 +103,8 @@ def configuration_volumes(boot: str, hot: str, keys: list[ProfileKeys]) -> list[
     ]
 
 
-def _model(mount: str, model: ModelRef) -> Mounted | None:
+def _model(mount: str, source: ModelSource) -> Mounted | None:
     """None for a model that is downloaded."""
-    source = model.source
     if source.host_path is not None:
         # type Directory: with none the container runtime would make an empty folder where the model should be.
         volume: Object = {"hostPath": {"path": source.host_path.path, "type": "Directory"}}

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
+    AdapterState,
     DrafterReport,
     HistogramState,
     RuntimeState,
@@ -15,7 +16,7 @@ from outrider_crds.runtime_state import (
     SpeedupState,
 )
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_operator.cluster_model import FigureWindows
+from outrider_operator.cluster_model import AdapterFigures, FigureWindows
 from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status_figures import slo_classes
 from outrider_operator.decide.figures.windows import (
@@ -328,3 +329,21 @@ def test_the_revision_that_is_followed_is_that_of_most_pods() -> None:
     assert followed_revision({"a": "old", "b": "old", "c": "new"}, "new") == "old"
     assert followed_revision({"a": "old", "c": "new"}, "new") == "new"
     assert followed_revision({}, "new") == "new"
+
+
+def test_figures_by_adapter_are_summed_over_pods_and_classes() -> None:
+    """Only adapters of the spec count, as with drafters and classes."""
+    adapters = [{"name": "support", "source": {"hub": {"repository": "acme/support"}}}]
+    names = names_of(manifest(engine={"lora": {}}, adapters=adapters))
+
+    def pod(scale: int) -> RuntimeState:
+        counted = {"finished": {"chat": 2 * scale, "batch": scale}, "attained": {"chat": scale}}
+        rows = [AdapterState(name=name, tried=4 * scale, accepted=scale, **counted) for name in ("support", "made-up")]
+        return state(adapters=rows)
+
+    history = History()
+    for i in range(8):
+        history = record(history, {"a": pod(i), "b": pod(2 * i)}, names, 2, START + 10 * i, 60.0)
+    figures = windows(history, START + 70, 60.0).current
+    assert figures is not None
+    assert figures.adapters == {"support": AdapterFigures(tried=72, accepted=18, finished=54, attained=18)}
