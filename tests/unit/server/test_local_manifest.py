@@ -114,6 +114,37 @@ def test_drafter_is_paused_without_restart(
     assert "restart" not in caplog.text
 
 
+def _with_lora(manifest: Path, volume: dict[str, Any], *adapters: str) -> None:
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["engine"]["lora"] = {"volume": volume}
+    document["spec"]["adapters"] = [{"name": name, "source": {"folder": {"path": name}}} for name in adapters]
+    manifest.write_text(yaml.safe_dump(document))
+
+
+def test_adapters_change_without_restart(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their folder is found as models are: by its last name, next to the manifest."""
+    folder, volume = manifest.parent / "models" / "adapters", {"hostPath": {"path": "/srv/models/adapters"}}
+    folder.mkdir()
+    _with_lora(manifest, volume, "support")
+    serving = _serving(manifest, tmp_path)
+    lora = serving.boot.engine.lora
+    assert lora is not None
+    assert lora.volume is not None
+    assert lora.volume.host_path is not None
+    assert lora.volume.host_path.path == str(folder)
+    _with_lora(manifest, volume, "support", "legal")
+    with caplog.at_level(logging.WARNING):
+        apply_manifest(manifest, tmp_path / "root", serving)
+    assert [adapter.name for adapter in _hot(serving).adapters or ()] == ["support", "legal"]
+    assert "restart" not in caplog.text
+
+
+def test_adapters_from_a_claim_are_refused_on_a_laptop(manifest: Path, tmp_path: Path) -> None:
+    _with_lora(manifest, {"pvc": {"claimName": "adapters", "path": "llama"}})
+    with pytest.raises(LocalManifestError, match="adapters come from the claim 'adapters'"):
+        load_local_service(manifest, tmp_path / "root")
+
+
 def test_broken_edit_changes_nothing(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An editor saves half a file sooner or later."""
     serving = _serving(manifest, tmp_path)
