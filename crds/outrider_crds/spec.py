@@ -41,7 +41,7 @@ MOST_DRAFTERS = 8
 MOST_PRODUCTS = 8
 MOST_SLO_CLASSES = 8
 MOST_DRAFT_TOKENS = 16
-MOST_ADAPTERS = 64
+MOST_ADAPTERS = 32
 SINK_TOKENS = 16
 """Tokens at the beginning of a request that a drafter with a window reads by default."""
 MOST_WINDOW_TOKENS = 1_000_000

@@ -166,11 +166,13 @@ _UNHURRIED = frozenset(
 
 
 def _awaits_pods(status: SpeculativeServiceStatus) -> bool:
-    """Should pods be polled often, because only they can report that the spec is in force?"""
+    """Should pods be polled often, because only they can report that the spec is in force, or adapters are loaded?"""
+    adapters = find_condition(status.conditions, ConditionType.ADAPTERS_LOADED)
+    is_loading = adapters is not None and adapters.reason == ConditionReason.LOADING
     updated = find_condition(status.conditions, ConditionType.UPDATED)
     if updated is None:
         return True
-    return updated.status is not ConditionStatus.TRUE and updated.reason not in _UNHURRIED
+    return (is_loading or updated.status is not ConditionStatus.TRUE) and updated.reason not in _UNHURRIED
 
 
 def _earliest(*times_s: float | None) -> float | None:

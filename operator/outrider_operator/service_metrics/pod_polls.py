@@ -166,6 +166,7 @@ def _can_be_polled(pod: ServingPod) -> bool:
 def _news(state: RuntimeState) -> object:
     """The parts of a state whose change wakes the service at once. Figures wait for the next snapshot."""
     drafters = tuple((drafter.name, drafter.loaded, drafter.reason) for drafter in state.drafters)
+    adapters = tuple((adapter.name, adapter.loaded, adapter.reason) for adapter in state.adapters)
     profile = (state.profile.source, state.profile.mismatch, state.profile.load_error)
     return (
         state.started_at,
@@ -174,5 +175,6 @@ def _news(state: RuntimeState) -> object:
         state.ready,
         state.choice.reason,
         drafters,
+        adapters,
         profile,
     )

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from outrider_crds.prefetch_report import PrefetchProgress
-from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, RuntimeState, SLOClassState
-from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.runtime_state import (
+    TPOT_BUCKETS_S,
+    TTFT_BUCKETS_S,
+    AdapterState,
+    HistogramState,
+    RuntimeState,
+    SLOClassState,
+)
+from outrider_crds.spec import MOST_ADAPTERS, MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from outrider_operator.validation.invalid_input import InvalidInput
 
 MOST_BYTES = 64 * 1024
-"""Bytes of a state. Eight SLO classes and eight drafters, the limits of a service, take some 10 KiB."""
+"""Bytes of a state. Eight SLO classes and eight drafters, the limits of a service, take some 10 KiB, and 32 adapters
+with the longest names and reasons 40 KiB."""
 MOST_COUNT = 10**15
 """Largest number in a state: 30 years of a million tokens per second. Sums over pods fit into 64 bits."""
 MOST_TEXT = 1024
 MOST_ITEMS = 32
-"""Items of a list before validation, since each wrong item costs three errors. Histograms have 28."""
+"""Items of a list before validation, since each wrong item costs three errors. Histograms have 28, and a service may
+have 32 adapters."""
 LEAST_DIGITS = 9
 """Decimals of a number (nanoseconds). Smaller numbers become 0, so that a quotient by them is not absurd."""
 _SOURCE = "state"
@@ -50,9 +60,17 @@ def _cut(state: RuntimeState) -> RuntimeState:
     lists = {
         "drafters": state.drafters[: 2 * MOST_DRAFTERS],  # a canary pod hosts two pools
         "slo_classes": [_cut_class(slo) for slo in state.slo_classes[:MOST_SLO_CLASSES]],
+        "adapters": [_cut_adapter(adapter) for adapter in state.adapters[:MOST_ADAPTERS]],
         "draft_length_steps": state.draft_length_steps[: MOST_DRAFT_TOKENS + 1],
     }
     return state.model_copy(update=lists)
+
+
+def _cut_adapter(adapter: AdapterState) -> AdapterState:
+    """`adapter` with as many SLO classes as a service may have."""
+    counts = {"finished": adapter.finished, "attained": adapter.attained}
+    few = {name: dict(islice(by_class.items(), MOST_SLO_CLASSES)) for name, by_class in counts.items()}
+    return adapter.model_copy(update=few)
 
 
 def _cut_class(slo: SLOClassState) -> SLOClassState:

@@ -54,7 +54,7 @@ def test_room_for_adapters_has_a_rank_that_vllm_takes(rank: int, of_vllm: int) -
     """vLLM knows some ranks only. Every adapter stays in host memory, so no step reads a file."""
     boot = on_gpu(boot_config([]), lora=Lora(max_adapters=3, max_rank=rank))
     command = arguments.engine_arguments(plan_of(boot, HostedPool()))
-    room = {"--enable-lora", "--max-loras=3", f"--max-lora-rank={of_vllm}", "--max-cpu-loras=128"}
+    room = {"--enable-lora", "--max-loras=3", f"--max-lora-rank={of_vllm}", "--max-cpu-loras=64"}
     assert room <= set(command)
     assert not any("lora" in word for word in arguments.engine_arguments(plan_of(boot_config([]), HostedPool())))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, RuntimeState
-from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.spec import MOST_ADAPTERS, MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, MOST_TEXT, runtime_state
 
@@ -76,15 +76,30 @@ def test_lists_are_no_longer_than_a_service_can_make_them() -> None:
     lists = {
         "drafters": [{"name": f"d{i}", "loaded": True} for i in range(20)],
         "sloClasses": [{"name": f"c{i}", "tpot": counts, "ttft": counts} for i in range(20)],
+        "adapters": [{"name": f"a{i}", "finished": {f"c{j}": 1 for j in range(20)}} for i in range(50)],
         "draftLengthSteps": [1] * 100,
     }
     state = runtime_state(json.dumps({**STATE, **lists}).encode())
     assert isinstance(state, RuntimeState)
     assert len(state.drafters) == 2 * MOST_DRAFTERS
     assert len(state.slo_classes) == MOST_SLO_CLASSES
+    assert len(state.adapters) == MOST_ADAPTERS
+    assert len(state.adapters[0].finished) == MOST_SLO_CLASSES
     assert len(state.draft_length_steps) == MOST_DRAFT_TOKENS + 1
     assert len(state.slo_classes[0].tpot.counts) == len(TPOT_BUCKETS_S) + 1
     assert len(state.slo_classes[0].ttft.counts) == len(TTFT_BUCKETS_S) + 1
+
+
+def test_a_service_with_all_that_it_may_have_fits_into_a_state() -> None:
+    """Bug: the bound of lists was for drafters and histograms, and adapters beyond it were lost."""
+    classes = {f"{'c' * 38}{i}": 10**9 for i in range(MOST_SLO_CLASSES)}
+    adapters = [
+        {"name": f"{'a' * 250}{i}", "reason": "x" * 300, "finished": classes, "attained": classes}
+        for i in range(MOST_ADAPTERS)
+    ]
+    state = runtime_state(json.dumps({**STATE, "adapters": adapters}).encode())
+    assert isinstance(state, RuntimeState)
+    assert len(state.adapters) == MOST_ADAPTERS
 
 
 @pytest.mark.parametrize("field", ["drafters", "sloClasses", "draftLengthSteps"])
