@@ -180,7 +180,7 @@ def _narrow(folder: Path) -> None:
 
 
 def _of_fewer_values(folder: Path) -> None:
-    """For fewer heads of keys and values, which vLLM keeps in one layer with the queries."""
+    """Fewer heads of keys and values, which vLLM keeps in one layer with the queries."""
     _changed(folder, lambda name, weight: weight[:64] if "v_proj.lora_B" in name else weight)
 
 

@@ -14,10 +14,11 @@ from outrider_runtime.control.data.plans import Outcome
 from outrider_runtime.loop.slo_accounting import EndedRequest
 
 NO_ADAPTER = -1
+"""Number of a request without an adapter."""
 
 
 @dataclass(slots=True)
-class _Counts:
+class _AdapterTotals:
     output_tokens: int = 0
     tried: int = 0
     accepted: int = 0
@@ -31,7 +32,7 @@ class AdapterCounter:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._counts: list[_Counts] = []
+        self._counts: list[_AdapterTotals] = []
 
     def __bool__(self) -> bool:
         """Whether any request has named an adapter."""
@@ -44,7 +45,7 @@ class AdapterCounter:
         if adapter not in self._numbers:
             self._numbers[adapter] = len(self._names)
             self._names.append(adapter)
-            self._counts.append(_Counts())
+            self._counts.append(_AdapterTotals())
         return self._numbers[adapter]
 
     def observe(self, adapters: Ints, outcome: Outcome) -> None:
@@ -70,7 +71,7 @@ class AdapterCounter:
         return [_state(name, counts, slo_classes) for name, counts in zip(self._names, self._counts, strict=True)]
 
 
-def _state(name: str, counts: _Counts, slo_classes: Sequence[str]) -> AdapterState:
+def _state(name: str, counts: _AdapterTotals, slo_classes: Sequence[str]) -> AdapterState:
     return AdapterState(
         name=name,
         output_tokens=counts.output_tokens,

@@ -1,8 +1,8 @@
 """Files of LoRA adapters: where they are, what is wrong with them, and a copy that the engine reads.
 
-The engine may read an adapter again at any time, in the midst of serving. So it gets a copy of its own, which nobody
-changes or deletes. The copy's path differs at each load, and vLLM's prefix cache knows adapters by name and path: KV
-that earlier weights computed is never found for later ones.
+The engine may read an adapter again at any time, in the midst of serving. So it gets a copy of its own, which does not
+change. The copy's path differs at each load, and vLLM's prefix cache knows adapters by name and path: KV that earlier
+weights computed is never found for later ones.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _download(source: AdapterRepository) -> Path:
     from huggingface_hub import snapshot_download  # part of the engine's own installation
 
     try:
-        wanted = [CONFIG_FILE, *WEIGHTS_FILES]
-        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=wanted))
+        files = [CONFIG_FILE, *WEIGHTS_FILES]
+        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=files))
     except Exception as error:  # the hub client's errors share no base class
         why = " ".join(str(error).split())
         raise UnusableAdapterError(f"{source.repository} cannot be had from the hub: {why}") from error

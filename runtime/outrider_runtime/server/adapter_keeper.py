@@ -1,8 +1,8 @@
-"""Keeps the engine's LoRA adapters as the hot config wants them, while it serves.
+"""Keeps the engine's LoRA adapters as the hot config lists them, while it serves.
 
 An adapter is loaded under a number of its own, and offered to requests once the engine has accepted it. Another source
-of the same name is loaded beside the earlier one, which serves on until then, and afterwards for the requests that
-already run with it. An adapter that cannot be loaded is tried again, less and less often.
+of the same name is loaded together with the earlier one, which serves on until then, and afterwards for the requests
+that already run with it. An adapter that cannot be loaded is tried again, less and less often.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AdapterKeeper:
     hot_file: Path
     at_boot: HotConfig
     clock: Callable[[], float] = time.monotonic
-    _wanted: dict[str, AdapterSpec] = field(default_factory=dict)
+    _specs: dict[str, AdapterSpec] = field(default_factory=dict)
     _loaded: dict[str, LoadedAdapter] = field(default_factory=dict)
     _failed: dict[str, FailedLoad] = field(default_factory=dict)
     _loads: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -100,17 +100,17 @@ class AdapterKeeper:
             task.cancel()
 
     def states(self) -> tuple[AdapterState, ...]:
-        return tuple(self._state(spec) for spec in self._wanted.values())
+        return tuple(self._state(spec) for spec in self._specs.values())
 
     def tick(self) -> None:
         """Read the hot config, and begin what it asks for."""
-        self._wanted = _wanted(self.hot_file, self.at_boot, self._wanted)
-        for name in self._loaded.keys() - self._wanted.keys():
+        self._specs = _specs_of(self.hot_file, self.at_boot, self._specs)
+        for name in self._loaded.keys() - self._specs.keys():
             self.engine.withdraw(name)
             self._retire(self._loaded.pop(name))
-        for name in self._failed.keys() - self._wanted.keys():
+        for name in self._failed.keys() - self._specs.keys():
             del self._failed[name]
-        for name, spec in self._wanted.items():
+        for name, spec in self._specs.items():
             if name not in self._loads and self._is_due(spec):
                 self._loads[name] = asyncio.create_task(self._load(spec))
 
@@ -138,7 +138,7 @@ class AdapterKeeper:
 
     def _put_in_place(self, spec: AdapterSpec, adapter: LoadedAdapter) -> None:
         self._failed.pop(spec.name, None)
-        if spec.name not in self._wanted:
+        if spec.name not in self._specs:
             self._retire(adapter)
             return
         earlier = self._loaded.get(spec.name)
@@ -181,7 +181,7 @@ class AdapterKeeper:
         return AdapterState(name=spec.name, loaded=spec.name in self._loaded, reason=reason)
 
 
-def _wanted(hot_file: Path, at_boot: HotConfig, last: Mapping[str, AdapterSpec]) -> dict[str, AdapterSpec]:
+def _specs_of(hot_file: Path, at_boot: HotConfig, last: Mapping[str, AdapterSpec]) -> dict[str, AdapterSpec]:
     """Return the adapters of the mounted hot config; the last ones if it cannot be read, which the engine reports."""
     try:
         hot = HotConfig.read(hot_file.read_bytes())

@@ -20,7 +20,7 @@ from tests.engine.engines import hot_config
 class Slots:
     """Adapters in memory, by number, and those that requests get, by name."""
 
-    held: dict[int, str] = field(default_factory=dict)
+    memory: dict[int, str] = field(default_factory=dict)
     offered: dict[str, int] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
     refuses: str = ""
@@ -31,11 +31,11 @@ class Slots:
         if self.refuses:
             raise UnusableAdapterError(self.refuses)
         assert (folder / "adapter_model.safetensors").is_file()
-        self.held[self.loads] = name
+        self.memory[self.loads] = name
         return self.loads
 
     def offer(self, number: int) -> None:
-        self.offered[self.held[number]] = number
+        self.offered[self.memory[number]] = number
 
     def withdraw(self, name: str) -> None:
         self.offered.pop(name, None)
@@ -44,7 +44,7 @@ class Slots:
         return number in self.used
 
     async def remove(self, number: int) -> None:
-        del self.held[number]
+        del self.memory[number]
 
 
 @dataclass
@@ -97,10 +97,10 @@ def test_an_adapter_in_use_stays_in_memory_after_its_removal(pod: Pod) -> None:
         pod.slots.used = {1}
         pod.want()
         await pod.pass_by()
-        assert (pod.slots.offered, pod.slots.held) == ({}, {1: "a"})
+        assert (pod.slots.offered, pod.slots.memory) == ({}, {1: "a"})
         pod.slots.used.clear()
         await pod.pass_by()
-        assert pod.slots.held == {}
+        assert pod.slots.memory == {}
 
     asyncio.run(run())
 
@@ -114,10 +114,10 @@ def test_another_source_is_offered_once_it_is_loaded(pod: Pod) -> None:
         pod.keeper.tick()
         assert pod.slots.offered == {"a": 1}
         await pod.pass_by()
-        assert (pod.slots.offered, pod.slots.held) == ({"a": 2}, {1: "a", 2: "a"})
+        assert (pod.slots.offered, pod.slots.memory) == ({"a": 2}, {1: "a", 2: "a"})
         pod.slots.used.clear()
         await pod.pass_by()
-        assert pod.slots.held == {2: "a"}
+        assert pod.slots.memory == {2: "a"}
 
     asyncio.run(run())
 
@@ -152,7 +152,7 @@ def test_an_adapter_removed_while_it_loads_is_not_offered(pod: Pod) -> None:
         pod.want()
         await pod.pass_by()
         await pod.pass_by()
-        assert (pod.slots.offered, pod.slots.held) == ({}, {})
+        assert (pod.slots.offered, pod.slots.memory) == ({}, {})
 
     asyncio.run(run())
 
