@@ -139,6 +139,9 @@ def engine_sentence(message: str) -> str:
     """Return what the worker said, without the frames that the engine's processes put around it."""
     worker = re.search(r"Worker failed with error '(.*)', please check", message, re.DOTALL)
     said = worker[1] if worker else message
+    unknown = re.search(r"expected target modules in .* but received \['([^']+)'", said, re.DOTALL)
+    if unknown:
+        return f"it does not fit the target: it changes {unknown[1]}, which the target does not have"
     return " ".join(said.removeprefix("Call to add_lora method failed: ").split())
 
 
