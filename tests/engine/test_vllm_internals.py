@@ -115,6 +115,9 @@ CALLED = {
     f"{GPU}.sample.prompt_logprob.PromptLogprobsWorker.compute_prompt_token_id_logprobs": (
         "self logits_fn hidden_states input_batch prompt_lens"
     ),
+    "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention._spec_forward": (
+        "layer attn_metadata_i mixed_qkv_spec b_spec a_spec conv_buf ssm_state width state_len"
+    ),
     "vllm.lora.ops.torch_ops.lora_ops.bgmv_shrink": ("inputs lora_b_weights output_tensor lora_indices_tensor scaling"),
     "vllm.lora.ops.torch_ops.lora_ops.bgmv_expand": (
         "inputs lora_b_weights output_tensor lora_indices_tensor add_inputs"
@@ -254,6 +257,9 @@ ATTRIBUTES = {
     f"{GPU}.block_table.BlockTables": "block_sizes block_tables input_block_tables slot_mappings",
     "vllm.config.model.ModelConfig": (
         "original_max_model_len max_model_len uses_mrope get_hidden_size get_vocab_size use_mla return_sampling_mask"
+    ),
+    "vllm.v1.attention.backends.gdn_attn.GDNAttentionMetadata": (
+        "num_spec_decodes spec_state_indices_tensor spec_query_start_loc num_accepted_tokens"
     ),
     "vllm.config.parallel.ParallelConfig": "pipeline_parallel_size enable_batch_sharded_sampling",
     "vllm.model_executor.models.llama_eagle3.LlamaModel": "fc",
