@@ -16,6 +16,8 @@ FROM_TARGET = {"embed_tokens": "has_own_embed_tokens", "lm_head": "has_own_lm_he
 """Weights that a head may share with its target, with vLLM's attribute of a head that has its own."""
 TOKEN_MAP = "draft_id_to_target_id"
 """vLLM's name for d2t: offset from each token of a head's smaller vocabulary to the target's token."""
+PLACEHOLDERS = (".q_zero_point", ".k_zero_point", ".v_zero_point")
+"""vLLM makes them for attention of compressed-tensors models, and never reads them."""
 NO_OFFSET = torch.iinfo(torch.int64).min
 
 
@@ -54,7 +56,8 @@ def _is_missing(weight: torch.Tensor) -> bool:
 def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.Parameter]:
     """Return the weights that a checkpoint must have.
 
-    It may lack weights shared with the target, scalars (scales), and weights that are all 1 (initial values of norms).
+    It may lack weights shared with the target, scalars (scales), weights that are all 1 (initial values of norms), and
+    `PLACEHOLDERS`.
     """
     has_map = getattr(model, TOKEN_MAP, None) is not None  # its output layer is smaller than the target's, too
     taken = [name for name, brings_own in shared.items() if not getattr(model, brings_own, False)]
@@ -65,6 +68,7 @@ def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.P
         if weight.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
         and weight.dim()
         and not weight.is_meta
+        and not name.endswith(PLACEHOLDERS)
         and not any(part in name for part in taken)
         and not bool((weight == 1).all())
     }
