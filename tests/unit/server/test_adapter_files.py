@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outrider_crds.spec import AdapterFolder, AdapterSource, AdapterVolume, HostPathSource, Lora
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
+
+from tests.unit.server.test_prefetch_program import ModelHub
 
 GOOD = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}
 SOURCE = AdapterSource(folder=AdapterFolder(path="team/support"))
@@ -66,3 +73,41 @@ def test_unusable_files_are_named_in_a_sentence(files: AdapterFiles, tmp_path: P
 def test_a_folder_that_is_missing_is_named_as_in_the_manifest(files: AdapterFiles) -> None:
     with pytest.raises(UnusableAdapterError, match=r"^there is no adapter_config.json in team/support$"):
         files.copy(SOURCE)
+
+
+ASK = """
+import sys
+from pathlib import Path
+from outrider_crds.spec import AdapterRepository, AdapterSource, Lora
+from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
+
+files = AdapterFiles(Lora(), mounted=True, copies=Path(sys.argv[1]))
+for repository in ("org/model", "org/absent"):
+    try:
+        source = AdapterSource(hub=AdapterRepository(repository=repository))
+        print(sorted(file.name for file in files.copy(source).iterdir()))
+    except UnusableAdapterError as error:
+        print(str(error))
+"""
+
+
+def test_an_adapter_is_downloaded_from_the_hub(tmp_path: Path) -> None:
+    """The two files that an engine reads, and no others; a repository that is not there is a sentence."""
+    contents = {"adapter_config.json": json.dumps(GOOD).encode(), "adapter_model.safetensors": b"weights"}
+    handler = type("Hub", (ModelHub,), {"files": {**contents, "optimizer.pt": b"x" * 9000}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    copies, cache = tmp_path / "copies", tmp_path / "cache"
+    copies.mkdir()
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HUB_OFFLINE": "0"}
+    environment = {**os.environ, **hub, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    try:
+        command = [sys.executable, "-c", ASK, str(copies)]
+        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    finally:
+        server.shutdown()
+        server.server_close()
+    copied, absent = said.splitlines()
+    assert copied == "['adapter_config.json', 'adapter_model.safetensors']"
+    assert absent.startswith("org/absent cannot be had from the hub: ")
+    assert not list(cache.rglob("optimizer.pt"))

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,24 +27,25 @@ OTHER_DRAFT = HubModel("org/other", "main", is_target=False)
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"b" * 9000}
 
 
-class _Hub(BaseHTTPRequestHandler):
+class ModelHub(BaseHTTPRequestHandler):
     """The part of the hub's protocol that its client needs for a model called org/model."""
 
     gate: threading.Event
     """Weights are sent once it is set."""
+    files: Mapping[str, bytes] = FILES
 
     def do_GET(self) -> None:
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[:5] == ["api", "models", "org", "model", "tree"]:
-            tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": name} for name in FILES]
+            tree = [{"type": "file", "path": name, "size": len(self.files[name]), "oid": name} for name in self.files]
             self._answer(json.dumps(tree).encode())
         elif parts[:4] == ["api", "models", "org", "model"]:
-            siblings = [{"rfilename": name, "size": len(content)} for name, content in FILES.items()]
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in self.files.items()]
             self._answer(json.dumps({"id": "org/model", "sha": COMMIT, "siblings": siblings}).encode())
-        elif parts[:3] == ["org", "model", "resolve"] and parts[4] in FILES:
+        elif parts[:3] == ["org", "model", "resolve"] and parts[4] in self.files:
             if self.command == "GET" and parts[4] == "model.safetensors":
                 self.gate.wait(60)
-            self._answer(FILES[parts[4]], {"X-Repo-Commit": COMMIT, "ETag": f'"{parts[4]}"'})
+            self._answer(self.files[parts[4]], {"X-Repo-Commit": COMMIT, "ETag": f'"{parts[4]}"'})
         else:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")
@@ -68,7 +69,7 @@ class _Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub() -> Iterator[tuple[str, threading.Event]]:
     gate = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (_Hub,), {"gate": gate}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (ModelHub,), {"gate": gate}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}", gate
     gate.set()
