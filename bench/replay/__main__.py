@@ -112,7 +112,7 @@ def run(job: Job) -> Done:
     return Done(job, job_output, COUNT.cells - cells, time.process_time() - began_s)
 
 
-PARTS = ("static", "shifts", "slo", "wrong", "pool")
+PARTS = ("static", "shifts", "slo", "wrong", "pool", "block")
 
 
 def jobs(size: plan.Size) -> Iterator[Job]:
@@ -128,6 +128,9 @@ def jobs(size: plan.Size) -> Iterator[Job]:
         yield Job(
             "pool", f"pool: {case}, {requests} requests", pool.judge, (case, requests, size.fewer, size.screening)
         )
+    for case, requests in plan.block_pools():
+        name = f"block head: {case}, {requests} requests"
+        yield Job("block", name, pool.judge, (case, requests, size.fewer, size.screening))
 
 
 def document(done: Sequence[Done]) -> dict[str, Any]:
@@ -144,10 +147,12 @@ def _bars(by_part: dict[str, list[Any]]) -> list[Bar]:
         *by_part["wrong"],
         *(pool.bars(judged) for judged in by_part["pool"]),
     ]
+    blocks = pool.block_bars(by_part["block"]) if by_part["block"] else []
     return (
         static_load.bars(by_part["static"])
         + phases.bars(by_part["shifts"])
         + [bar for bars in bar_groups for bar in bars]
+        + blocks
     )
 
 
@@ -171,7 +176,7 @@ def _figures(by_part: dict[str, list[Any]]) -> dict[str, Any]:
         "slo": [slo_mix.document(judged) for judged in by_part["slo"]],
         "pool": [
             {"case": str(judged.case), "requests": judged.requests, "goodput": rounded(judged.figures)}
-            for judged in by_part["pool"]
+            for judged in (*by_part["pool"], *by_part["block"])
         ],
     }  # fmt: skip
 

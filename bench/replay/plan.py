@@ -151,3 +151,14 @@ def pools() -> list[tuple[Case, int]]:
     """Pools on mixed prompts: synthetic ones at several batches, and the recorded one."""
     cases = [(Case(name, mix=mix), requests) for mix, name in MIXED for requests in (2, 8, 32)]
     return cases + [(Case(name), 8) for name in SHIFTED]
+
+
+def block_pools() -> list[tuple[Case, int]]:
+    """Pools with the recorded block head, as recorded and lifted to what a larger target accepts."""
+    names = ("block", "eagle", "lookup")
+    return [
+        (Case(world, acceptance, drafters=names), requests)
+        for world in ("llama-3.1-8b-h200", "llama-3.1-8b-l40s")
+        for acceptance in (None, 0.7)
+        for requests in (2, 8, 32)
+    ]

@@ -13,12 +13,13 @@ from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import Ints, Lengths, Workload, closed
 
-from bench.replay.bars import Bar, best_on_means, low, paired
+from bench.replay.bars import Bar, best_on_means, geometric_mean, low, paired
 from bench.replay.cells import run
 from bench.replay.settings import Case, System, ours, pool, recording_of, singles
 from bench.replay.synthetic import MIXES
 
 LEAST_OF_SINGLE, LEAST_OF_ORACLE, LEAST_ELSEWHERE, MUCH_TO_GAIN = 1.10, 0.90, 0.98, 1.2
+LEAST_BLOCK_MEAN = 1.00
 LENGTHS = Lengths(300, 160)
 ROUNDS = 7
 ORACLE_LENGTHS = (1, 3, 5)
@@ -124,3 +125,15 @@ def bars(pooled: Pooled) -> list[Bar]:
         ),
         Bar("5 pool, of the oracle", where, low(paired(mine, oracle)), LEAST_OF_ORACLE, pooled.oracle, seeds),
     ]
+
+
+def block_bars(judged: Sequence[Pooled]) -> list[Bar]:
+    """Judges every point against its best single drafter or plain decoding, and the mean of all."""
+    name, bars, means = "5 pool with a block head", list[Bar](), list[float]()
+    for point in judged:
+        ratios = paired(point.figures["ours"], point.figures[point.single])
+        where = f"{point.case}, {point.requests} requests"
+        bars.append(Bar(name, where, low(ratios), LEAST_ELSEWHERE, point.single, len(ratios)))
+        means.append(float(np.mean(ratios)))
+    where = f"mean of {len(judged)} points"
+    return [*bars, Bar(name, where, geometric_mean(means), LEAST_BLOCK_MEAN, "each point's best", bars[0].seeds)]

@@ -32,9 +32,15 @@ MOST_REQUESTS = 256
 """max_num_seqs."""
 SLOTS = Limits(max_requests=MOST_REQUESTS).slots
 STATIC = (1, 2, 3, 5)
+BLOCK = "block"
+BLOCK_TOKENS = 4
+"""Proposals of the recorded block head."""
 PROFILES = 4
 """Different noisy profiles; a seed takes one in turn."""
-TRAITS = service_manifest.TRAITS | {"sparse": replace(service_manifest.TRAITS["sparse"], kv_budget=512)}
+TRAITS = service_manifest.TRAITS | {
+    "sparse": replace(service_manifest.TRAITS["sparse"], kv_budget=512),
+    BLOCK: replace(service_manifest.BLOCK, most_tokens=BLOCK_TOKENS),
+}
 POOLS = {
     "llama-3.1-8b-h200": ("eagle", "lookup"),
     "llama-3.1-8b-h100": ("eagle", "lookup"),
@@ -68,20 +74,26 @@ class Case:
 
 
 @cache
-def recording(acceptance: float | None = None, mix: str | None = None) -> Recording:
-    real = recordings.shipped()
+def recording(acceptance: float | None = None, mix: str | None = None, *, block: bool = False) -> Recording:
+    """block: the recording that has a block head."""
+    real = recordings.shipped_with_block_head() if block else recordings.shipped()
     if mix is not None:
         return by_category(real, MIXES[mix], seed=0)
     return real if acceptance is None else recordings.lifted(real, acceptance, seed=0)
 
 
 def recording_of(case: Case) -> Recording:
-    return recording(case.acceptance, case.mix)
+    return recording(case.acceptance, case.mix, block=BLOCK in (case.drafters or ()))
 
 
 @cache
 def world(name: str) -> worlds.World:
-    return worlds.load(name)
+    """A composed one has a block head, too, from its EAGLE head."""
+    loaded = worlds.load(name)
+    eagle = loaded.drafters.get("eagle")
+    if not isinstance(eagle, worlds.Passes):
+        return loaded
+    return replace(loaded, drafters={**loaded.drafters, BLOCK: worlds.BlockPass(eagle, BLOCK_TOKENS)})
 
 
 def pool(case: Case) -> tuple[Drafter, ...]:
@@ -155,7 +167,12 @@ def plain() -> System:
 
 def statics(case: Case, lengths: Sequence[int] = STATIC) -> list[System]:
     """Every drafter at every length."""
-    return [_static(number, drafter.name, k) for number, drafter in enumerate(pool(case)) for k in lengths]
+    return [
+        _static(number, drafter.name, k)
+        for number, drafter in enumerate(pool(case))
+        for k in lengths
+        if drafter.most_tokens is None or k <= drafter.most_tokens
+    ]
 
 
 def _static(number: int, name: str, k: int) -> System:

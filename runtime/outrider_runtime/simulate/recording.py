@@ -55,7 +55,7 @@ class Recording:
     depth: NDArray[np.int8]
     """(drafters, positions): accepted length of the proposal, DEPTH at most."""
     proposed: NDArray[np.int8]
-    """(drafters, positions): tokens proposed; 0 if a lookup found nothing."""
+    """(drafters, positions): tokens proposed; 0 if a lookup found nothing, at most its block of a block head."""
     confidence: NDArray[np.int8]
     """(drafters, positions, DEPTH): confidences: log-odds of a model (`quantised`), match lengths of a lookup."""
     trees: Mapping[str, Trees] = field(default_factory=dict)
@@ -80,6 +80,12 @@ _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed"
 def shipped() -> Recording:
     """Load the recording of SmolLM2-135M-Instruct and its drafters on Spec-Bench (docs/how-to/simulate.md)."""
     return load(FOLDER / "recordings" / "smollm2.npz")
+
+
+@cache
+def shipped_with_block_head() -> Recording:
+    """Recording of a block head, the EAGLE-3 head and lookups on the same prompts, answered again; without beams."""
+    return load(FOLDER / "recordings" / "smollm2_block.npz")
 
 
 def load(path: Path) -> Recording:
@@ -138,7 +144,7 @@ def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
         odds = recording.confidence[number].astype(np.float64) * (LOG_ODDS / 127 * STEEPNESS)  # (positions, DEPTH)
         offset = _offset(odds[:, 0], acceptance * share)
         hits = rng.random(odds.shape) < _sigmoid(odds + offset)
-        depth[number] = hits.cumprod(1).sum(1)
+        depth[number] = np.minimum(hits.cumprod(1).sum(1), recording.proposed[number])
         if name in trees:
             draws = np.random.default_rng([seed, number, round(acceptance * 1000)])
             trees[name] = _lifted_trees(trees[name], hits, offset, draws)

@@ -15,7 +15,18 @@ from outrider_runtime.simulate.replay.workload import Workload
 from bench.replay import bars, phases, plan, slo_mix, static_load, wrong_models
 from bench.replay import pool as pools
 from bench.replay.cells import Result, run
-from bench.replay.settings import Case, plain, pool, recording, setting
+from bench.replay.settings import (
+    BLOCK,
+    BLOCK_TOKENS,
+    Case,
+    plain,
+    pool,
+    recording,
+    recording_of,
+    setting,
+    singles,
+    world,
+)
 from bench.replay.synthetic import MIXES
 
 
@@ -162,6 +173,24 @@ def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
     policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))
     ReplayEngine(setting(case, plain()), pools.load(case, 12, 0, knows_classes=True), policy).run(until_s=0.5)
     assert {(0, 0), (2, 1)} <= set(seen) <= {(0, 0), (1, 0), (2, 1)}
+
+
+def test_block_head_is_replayed_from_its_own_recording():
+    """It proposes a block of four and no more, lifted or not; no setting asks it for more."""
+    for case, _ in plan.block_pools():
+        made = recording_of(case)
+        assert {drafter.name for drafter in pool(case)} <= {*made.drafters} & {*world(case.world).drafters}
+        assert (made.proposed[made.drafters.index(BLOCK)] == BLOCK_TOKENS).all()
+        assert (made.depth <= made.proposed).all()
+        assert {name for name in singles(case) if name.startswith(BLOCK)} == {f"block, k = {k}" for k in (1, 2, 3)}
+
+
+def test_pools_with_a_block_head_are_judged_at_each_point_and_on_average():
+    case = Case("llama-3.1-8b-h200", drafters=("block", "lookup"))
+    judged = [pools.Pooled(case, 8, {"plain": [2.0, 2.0], "ours": [ours, ours]}, "plain", None) for ours in (1.97, 2.1)]
+    verdicts = pools.block_bars(judged)
+    assert [bar.value for bar in verdicts] == pytest.approx([0.985, 1.05, (0.985 * 1.05) ** 0.5])
+    assert [bar.least for bar in verdicts] == [0.98, 0.98, 1.0]
 
 
 def test_a_static_load_is_judged_after_each_clients_first_request():
