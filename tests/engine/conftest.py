@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from outrider_runtime.vllm_plugin import cpu
 
@@ -53,6 +54,13 @@ class Laptop:
         finally:
             self.edit(mode="ClosedLoop")
             self.server.wait_until("the old config", lambda: self.server.state().config_hash == before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for planted models, whose random weights are the same in every run."""
+    torch.manual_seed(0)
+    return tmp_path_factory.mktemp("planted")
 
 
 @pytest.fixture(scope="session")

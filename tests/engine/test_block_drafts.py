@@ -13,7 +13,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from outrider_crds.spec import DrafterSpec
 from outrider_runtime.control.data.batch import NO_DRAFTER
 from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibrator
@@ -37,12 +36,6 @@ PROMPTS = (
     CHUNKED,
 )
 BLOCKS = ("dflash", "spark", "dflash2", "second")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    return tmp_path_factory.mktemp("planted")
 
 
 def idle(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from outrider_runtime.loop import pod_state
 
 from tests.engine import planted_models
@@ -37,12 +36,6 @@ LONG = "The old lighthouse keeper counted the waves: one, two, three, four, one,
 """Longer than one step reads."""
 OTHER = "A kettle sang on the stove while rain drew lines on every window of the long grey house. " * 6 + "Nobody"
 KINDS = ("greedy", "regular expression", "JSON schema", "repetition_penalty", "logit_bias", "top_k", "bad_words")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    return tmp_path_factory.mktemp("planted")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from outrider_runtime.vllm_plugin import cpu
 
 from tests.engine import planted_models
@@ -21,12 +20,6 @@ from tests.engine.ordered import OrderedBench, ordered
 from tests.engine.test_block_drafts import assert_members_serve, everything, strays
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    return tmp_path_factory.mktemp("planted")
 
 
 @pytest.fixture(scope="module")
