@@ -43,7 +43,7 @@ def running(requests: int, **columns) -> Batch:
     values: dict[str, Any] = {
         "slot": np.arange(requests), "slo_class": zeros, "context": many, "prompt": zeros, "prompt_left": zeros,
         "left": many, "emitted": np.full(requests, 10), "elapsed_s": np.full(requests, 0.1), "missing": zeros[None],
-        "now": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
+        "now_s": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
     }  # fmt: skip
     return Batch(**(values | columns))
 
