@@ -32,7 +32,7 @@ from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import BlockPass, Passes
 
-from bench.real_cores import TOKENS, Engine, answer, engines_up, prompts
+from bench.real_cores import TOKENS, Engine, answer, engines_up, prepare_process, prompts
 
 RESULTS = Path(__file__).parent / "results" / "block_members.json"
 BATCHES = (1, 8)
@@ -74,11 +74,7 @@ def start_engine(name: str) -> Any:
 
     from tests.engine import engines
 
-    os.environ.update(
-        OMP_NUM_THREADS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
-    )  # fmt: skip
-    engines.hide_dunders_of_llvmlite()
+    prepare_process()
     drafters = [engines.lookup()]
     if name == POOL:
         drafters.append(engines.block(planted_draft(Path(tempfile.mkdtemp(prefix="outrider-block-"))), BLOCK))

@@ -85,17 +85,24 @@ def prompts(batch: int) -> list[str]:
     return [PROMPTS[number % len(PROMPTS)].format(number) for number in range(batch)]
 
 
+def prepare_process() -> None:
+    """Let this process run one engine, with one thread and quiet logs."""
+    from tests.engine.engines import hide_dunders_of_llvmlite
+
+    os.environ.update(
+        OMP_NUM_THREADS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
+    )  # fmt: skip
+    hide_dunders_of_llvmlite()
+
+
 def start_engine(name: str) -> Any:
     from outrider_runtime.vllm_plugin import arguments as of_engine
     from outrider_runtime.vllm_plugin import launch
 
     from tests.engine import engines
 
-    os.environ.update(
-        OMP_NUM_THREADS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
-    )  # fmt: skip
-    engines.hide_dunders_of_llvmlite()
+    prepare_process()
     plan = engines.make_plan([engines.lookup(), engines.eagle()], extra=[f"--max-num-seqs={max(BATCHES)}"])
     if name == OURS:
         launch.prepare(plan)
