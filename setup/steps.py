@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -85,3 +86,18 @@ def locked(name: str) -> Iterator[None]:
             say(f"  waiting for another run that prepares {name} ({path})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def build_once(folder: Path, build: Callable[[Path], object]) -> Path:
+    """Build a folder under a temporary name and rename it, unless it is there: never half of one, also for another
+    checkout."""
+    if folder.exists():
+        return folder
+    with locked(folder.name):
+        if not folder.exists():
+            partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            build(partial)
+            partial.rename(folder)
+    return folder

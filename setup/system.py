@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import os
+import platform
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from setup.steps import CACHE, SetupError, locked, run
+from setup.steps import CACHE, SetupError, build_once, locked, run
 
 _PROGRAMS = {
     "containerd": "containerd",
@@ -25,6 +26,8 @@ _PROGRAMS = {
     "g++": "g++",  # vLLM on a CPU compiles its kernels at start
     "git": "git",
 }
+_IMAGE_PROGRAMS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
+"""What tests/images needs where OUTRIDER_BUILD_IMAGES asks it to build."""
 _CNI_PLUGINS = [Path(folder) / "ptp" for folder in ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")]
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -38,7 +41,8 @@ def packages() -> None:
 
 def missing_packages() -> list[str]:
     """The packages whose program, library or header is not on this machine."""
-    missing = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
+    programs = _PROGRAMS | (_IMAGE_PROGRAMS if os.environ.get("OUTRIDER_BUILD_IMAGES") else {})
+    missing = [package for program, package in programs.items() if shutil.which(program) is None]
     if not any(plugin.exists() for plugin in _CNI_PLUGINS):
         missing.append("containernetworking-plugins")
     if ctypes.util.find_library("numa") is None:
@@ -56,17 +60,33 @@ def extend_path() -> None:
 
 def prometheus() -> Path:
     """The prometheus binary of Debian's package, unpacked into the cache: no service, no user."""
-    target = prometheus_folder() / "prometheus"
-    if not target.exists():
-        with locked("prometheus"):
-            if not target.exists():
-                _unpack("prometheus", CACHE / "prometheus")
-    return target
+    build_once(CACHE / "prometheus", lambda folder: _unpack("prometheus", folder))
+    return prometheus_folder() / "prometheus"
 
 
 def prometheus_folder() -> Path:
     """Folder of prometheus; it may not exist yet."""
     return CACHE / "prometheus" / "usr" / "bin"
+
+
+def debian_with_python() -> Path:
+    """A tar archive of a small Debian with Python and pip, of this machine's release, from its packages' servers."""
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    target = CACHE / "images" / f"python-{release}.tar"
+    if not target.exists():
+        with locked("debian"):
+            if not target.exists():
+                _bootstrap(release, target)
+    return target
+
+
+def _bootstrap(release: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"partial-{target.name}")  # its end says that it is a tar archive
+    packages = "--include=python3,python3-pip,ca-certificates"
+    command = ["mmdebstrap", "--mode=root", "--variant=minbase", packages, release, str(partial)]
+    run(f"debian: {release} with Python from its packages (half a minute, once)", command)
+    partial.rename(target)
 
 
 def install(missing: list[str]) -> None:
@@ -80,19 +100,16 @@ def install(missing: list[str]) -> None:
         run(f"apt-get install {packages}", command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 
 
-def _unpack(package: str, target: Path) -> None:
-    """Downloads a package and unpacks it under a temporary name: as any user, and whole or not at all."""
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "package").mkdir(parents=True)
+def _unpack(package: str, folder: Path) -> None:
+    """Download a package and unpack it, as any user."""
+    (folder / "package").mkdir(parents=True)
     download = ["apt-get", "download", "-qq", package]
     if subprocess.run(["apt-cache", "show", package], capture_output=True, check=False).returncode != 0:
         run("apt-get update", ["apt-get", "update", "-qq"])
-    run(f"{package}: downloading its Debian package", download, cwd=partial / "package")
-    archive = next((partial / "package").glob("*.deb"))
-    run(f"{package}: unpacking", ["dpkg-deb", "--extract", str(archive), str(partial)])
-    shutil.rmtree(partial / "package")
-    partial.rename(target)
+    run(f"{package}: downloading its Debian package", download, cwd=folder / "package")
+    archive = next((folder / "package").glob("*.deb"))
+    run(f"{package}: unpacking", ["dpkg-deb", "--extract", str(archive), str(folder)])
+    shutil.rmtree(folder / "package")
 
 
 @contextlib.contextmanager

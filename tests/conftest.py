@@ -11,9 +11,19 @@ from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.cluster.fixtures", "tests.file_budgets"]
 
+# Before a test folder's conftest.py imports torch or vLLM, which read these then.
+# One thread for each engine, those of the servers that tests start included: two wait for each other, and next to a
+# busy neighbour each wait is a turn of the scheduler's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
+if DEVICE not in ("cpu", "gpu"):
+    raise pytest.UsageError(f"OUTRIDER_TEST_DEVICE is {DEVICE!r}; set it to cpu or gpu")
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 LONGEST_FIRST = (
-    "cluster", "e2e", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
-    "test_several_neural_drafters.py", "engine", "torch_engine", "control",
+    "cluster", "e2e", "test_profiler.py", "test_windowed_draft_model.py", "test_two_ranks.py", "test_block_drafts.py",
+    "engine", "torch_engine", "control",
 )  # fmt: skip
 """Folders and files; the tests of the operator share the cluster's process."""
 FIRST_SERVED = ("cluster", "operator", "e2e", "test_profiler.py", "test_profiling.py")
@@ -27,17 +37,6 @@ GIVING_WAY = 10
 settings.register_profile("outrider", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("outrider")
-
-
-def pytest_configure() -> None:
-    """One thread for each engine, those of the servers that tests start included: two wait for each other, and next to
-    a busy neighbour each wait is a turn of the scheduler's. OpenMP reads this when torch is loaded."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    device = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
-    if device not in ("cpu", "gpu"):
-        raise pytest.UsageError(f"OUTRIDER_TEST_DEVICE is {device!r}; set it to cpu or gpu")
-    if device == "cpu":  # Triton looks when it is imported, which any test that imports vLLM does.
-        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,6 @@
 """AdaServe's setting (section 6) replayed: three SLO classes by TPOT at rising rates, then only urgent requests.
 
-    python -m bench.papers.adaserve [--resume]        writes results/adaserve.json
+    python -m bench.papers.adaserve [--resume]        writes bench/papers/results/adaserve.json
 
 It takes most of an hour of a core, and writes after each world; --resume measures those that the file lacks.
 Llama-3.1-8B and 70B on A100s stand in for Llama-2, an EAGLE-3 head for the paper's small model. Attainment is of TPOT

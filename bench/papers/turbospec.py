@@ -108,13 +108,14 @@ def _ratios(table: Table, load: Workload, plain_s: float, world: World) -> tuple
     return tuple(round(latency_s(table, load, policy, world) / plain_s, 2) for policy in policies)
 
 
-def ours(world: World) -> Policy:
+def ours(world: World, seed: int = 1) -> Policy:
+    """The closed loop. seed: of the times of its trials."""
     hot = HotSettings(max_draft_tokens=LONGEST)
     settings = Settings(
         POOL, LONGEST, LIMITS.slots, largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True
     )  # fmt: skip
     profile = fitted(world, POOL, np.random.default_rng(0))
-    return Controller(settings, profile, clock=time.perf_counter, rng=np.random.default_rng(1))
+    return Controller(settings, profile, clock=time.perf_counter, rng=np.random.default_rng(seed))
 
 
 def latency_s(table: Table, load: Workload, policy: Policy, world: World | None = None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from outrider_runtime.control.data.batch import Batch
+from outrider_runtime.control.batch import Batch
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.policies import Fixed

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NO_DRAFTER, Batch
+from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import Ints, Lengths, Workload, closed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import Shape
 from outrider_runtime.simulate.worlds.world import Pass
 
 from bench.replay.settings import LONGEST, Case, pool, profile, world

@@ -9,8 +9,8 @@ from functools import cache
 
 import numpy as np
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import LatencyModel
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.step_times import LatencyModel
 from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate import service_manifest
@@ -166,12 +166,11 @@ def plain() -> System:
 
 
 def statics(case: Case, lengths: Sequence[int] = STATIC) -> list[System]:
-    """Every drafter at every length."""
+    """Every drafter at every length; a block drafter's whole block in place of what exceeds it."""
     return [
         _static(number, drafter.name, k)
         for number, drafter in enumerate(pool(case))
-        for k in lengths
-        if drafter.most_tokens is None or k <= drafter.most_tokens
+        for k in dict.fromkeys(k if drafter.most_tokens is None else min(k, drafter.most_tokens) for k in lengths)
     ]
 
 

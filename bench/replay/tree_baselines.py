@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
-from outrider_runtime.control.data.forest import ROOT, Forest
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.plans import ROOT, DraftPlan, Forest, Outcome, Purpose, VerifyPlan
 
 SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
 """AdaServe's baseline (section 6.1): children of each node, depth by depth."""

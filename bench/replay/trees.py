@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.simulate.recording import WIDTH
 from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting

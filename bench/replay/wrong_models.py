@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from outrider_runtime.control.cost.model import LatencyModel, StepCost
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, VerifyPlan
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.plans import DraftPlan, Forest, Outcome, VerifyPlan
+from outrider_runtime.control.step_times import LatencyModel, StepCost
 from outrider_runtime.simulate.replay.engine import Policy
 from outrider_runtime.simulate.replay.workload import Ints
 

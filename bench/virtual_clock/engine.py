@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -87,7 +88,6 @@ def served(
     drafter = names.index(stock.drafter) if stock and stock.drafter else None
     plan = _plan([HOSTED[name] for name in names], setting)
     ranks = setting.device_ranks and stock is None
-    write_device_ranks(plan.paths.run_dir, device_ranks=ranks)  # the loop reads it
 
     def executor(config: Any) -> Any:
         from outrider_runtime.vllm_plugin import cpu_worker  # it binds vLLM's kernels before Playback's modules do
@@ -95,7 +95,7 @@ def served(
         from bench.virtual_clock.executor import Playback  # vLLM's environment must be there
 
         assert cpu_worker
-
+        write_device_ranks(plan.paths.run_dir, device_ranks=ranks)  # as the worker does; the scheduler reads it later
         on_device = None
         if stock and stock.adaptive and stock.drafter:
             costs = cost_tables(setting.world, stock.drafter, stock.k, setting.limits.max_requests)
@@ -218,6 +218,7 @@ def _core(
     asynchronous: bool,
 ) -> Iterator[Any]:
     with ExitStack() as stack:
+        stack.callback(shutil.rmtree, plan.paths.run_dir, ignore_errors=True)
         stack.callback(gc.collect)  # an engine core is in cycles
         stack.enter_context(engines.small_heap())
         stack.enter_context(engines.own_environment(VLLM_LOGGING_LEVEL="ERROR"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider_runtime.control.data.batch import NO_DRAFTER
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device, DeviceStep
 from outrider_runtime.simulate.replay.engine import Log, OnDevice

@@ -1,6 +1,8 @@
 """The judge of every figure about a GPU: vLLM's own scheduler on the virtual clock, asynchronous as on GPUs.
 
     python -m bench.virtual_clock.judge     [--seeds N] [--points N] [--resume]; --points 6 takes ten minutes of a core
+    python -m bench.virtual_clock.judge --ours     measures the loop alone again: the clock is virtual, so the recorded
+                                                   latencies of the other systems are what they would be now
     python -m bench.virtual_clock.judge --tables     measures nothing: prints the Markdown of docs/results.md
 
 Closed loads of 1 to 256 requests, in pools with a lookup, without one, and of a lookup alone. Each point compares the
@@ -143,6 +145,21 @@ def judge_points(points: Sequence[JudgePoint], seeds: int, processes: Executor) 
         yield running.popleft().judged()
 
 
+def judge_again(recorded: Sequence[JudgedPoint], processes: int) -> Iterator[JudgedPoint]:
+    """Judge recorded points with the loop as it is now, and every other system as it was recorded."""
+    points = {str(point): point for point in POINTS}
+    for start in range(0, len(recorded), POINTS_OF_A_PROCESS):
+        batch = recorded[start : start + POINTS_OF_A_PROCESS]
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as executor:
+            ours = [
+                [executor.submit(latency, points[old.point], None, seed) for seed in range(len(old.latency_s[OURS]))]
+                for old in batch
+            ]
+            for old, futures in zip(batch, ours, strict=True):
+                latency_s = {**old.latency_s, OURS: [future.result() for future in futures]}
+                yield JudgedPoint(old.point, old.best, latency_s)
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     point: JudgePoint
@@ -272,14 +289,22 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=len(POINTS), help="only the first so many")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--resume", action="store_true", help="go on after the points in results/judge.json")
+    parser.add_argument("--ours", action="store_true", help="measure the loop at the points in results/judge.json")
     parser.add_argument("--tables", action="store_true", help="measure nothing: print what is there")
     options = parser.parse_args()
-    if (options.tables or options.resume) and not RESULTS.exists():
-        parser.error(f"there is no {RESULTS}: run the judge without --tables and --resume first")
-    judged_points = read() if options.tables or options.resume else []
+    reads = options.tables or options.resume or options.ours
+    if reads and not RESULTS.exists():
+        parser.error(f"there is no {RESULTS}: run the judge without --tables, --resume and --ours first")
+    judged_points = read() if reads else []
     if options.resume and not _begins_with(judged_points, options.seeds):
         parser.error(f"{RESULTS} holds other points or seeds: run the judge without --resume")
-    if not options.tables:
+    if options.ours:
+        recorded, judged_points = judged_points, []
+        for judged_point in judge_again(recorded, options.processes):
+            judged_points.append(judged_point)
+            print(_line(judged_point), flush=True)
+        _write(judged_points, len(judged_points[0].latency_s[OURS]))
+    elif not options.tables:
         points = POINTS[len(judged_points) : options.points]
         for judged_point in judge_in_batches(points, options.seeds, options.processes):
             judged_points.append(judged_point)

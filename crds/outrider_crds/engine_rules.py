@@ -27,8 +27,11 @@ _OUTRIDER_ARGUMENTS = (
     "--grpc-port",
     "--headless",
     "--host",
+    "--master-addr",
+    "--master-port",
     "--max-cudagraph-capture-size",
     "--no-async-scheduling",
+    "--node-rank",
     "--port",
     "--scheduler-cls",
     "--spec-method",
@@ -39,8 +42,12 @@ _OUTRIDER_ARGUMENTS = (
     "--worker-cls",
 )
 # Engines that span more GPUs than one tensor-parallel group: vLLM drops the table of draft lengths there.
-_PARALLEL_ARGUMENTS = ("--data-parallel", "--pipeline-parallel-size", "--prefill-context-parallel-size", "--nnodes")
+_PARALLEL_ARGUMENTS = ("--data-parallel", "--prefill-context-parallel-size", "--nnodes")
+# vLLM 0.32 speculates in pipelines: as many batches as stages run at a time, each with a share of the requests.
+_PIPELINE_ARGUMENTS = ("--pipeline-parallel-size",)
 
+EXECUTOR = "--distributed-executor-backend"
+"""Argument that Outrider sets for a replica of several pods. With one pod it is the user's."""
 _LORA_ARGUMENTS = (
     "--enable-lora",
     "--lora-modules",
@@ -103,6 +110,17 @@ def sets_none(arguments: tuple[str, ...], engine: Engine, *, prefixes: bool = Fa
     return not any(re.fullmatch(pattern, argument) for argument in engine.extra_args)
 
 
+def _sets_none_rule(arguments: tuple[str, ...], message: str, *, prefixes: bool = False) -> Rule:
+    """No entry of extraArgs sets one of `arguments`."""
+    return Rule(
+        on=Engine,
+        field=".extraArgs",
+        cel=cel_sets_none(arguments, prefixes=prefixes),
+        holds=lambda e: sets_none(arguments, e, prefixes=prefixes),
+        message=message,
+    )
+
+
 def _reserved_variable(name: str) -> bool:
     return name.startswith(RESERVED_ENV_PREFIX) or name in RESERVED_ENV
 
@@ -146,35 +164,27 @@ ENGINE_RULES = (
         holds=lambda e: not any(re.match(_TWO_WORDS, a) for a in e.extra_args),
         message="extraArgs must not hold an option and its value in one text: write '--name=value', or two entries",
     ),
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=cel_sets_none(_FIELD_ARGUMENTS),
-        holds=lambda e: sets_none(_FIELD_ARGUMENTS, e),
-        message=(
-            f"extraArgs must not set {', '.join(_FIELD_ARGUMENTS)}: use spec.target, engine.maxModelLen, "
-            "engine.dtype and engine.tensorParallelSize"
-        ),
+    _sets_none_rule(
+        _FIELD_ARGUMENTS,
+        f"extraArgs must not set {', '.join(_FIELD_ARGUMENTS)}: use spec.target, engine.maxModelLen, "
+        "engine.dtype and engine.tensorParallelSize",
     ),
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=cel_sets_none(_OUTRIDER_ARGUMENTS),
-        holds=lambda e: sets_none(_OUTRIDER_ARGUMENTS, e),
-        message=(
-            f"extraArgs must not set what Outrider sets ({', '.join(_OUTRIDER_ARGUMENTS)}): remove the argument; "
-            "drafters belong into spec.draftPool"
-        ),
+    _sets_none_rule(
+        _OUTRIDER_ARGUMENTS,
+        f"extraArgs must not set what Outrider sets ({', '.join(_OUTRIDER_ARGUMENTS)}): remove the argument; "
+        "drafters belong into spec.draftPool",
     ),
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=cel_sets_none(_PARALLEL_ARGUMENTS, prefixes=True),
-        holds=lambda e: sets_none(_PARALLEL_ARGUMENTS, e, prefixes=True),
-        message=(
-            "extraArgs must not ask for data, pipeline or context parallelism, nor for several nodes: "
-            "raise spec.replicas instead, or engine.tensorParallelSize"
-        ),
+    _sets_none_rule(
+        _PARALLEL_ARGUMENTS,
+        "extraArgs must not ask for data or context parallelism, nor for several nodes: "
+        "raise spec.replicas instead, or engine.tensorParallelSize and engine.nodes",
+        prefixes=True,
+    ),
+    _sets_none_rule(
+        _PIPELINE_ARGUMENTS,
+        "extraArgs must not ask for pipeline parallelism: the stages of a pipeline run several batches at a time, "
+        "and Outrider plans each step for one batch of all requests. Raise engine.tensorParallelSize and "
+        "engine.nodes instead",
     ),
     Rule(
         on=Engine,

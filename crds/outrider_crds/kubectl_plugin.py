@@ -14,6 +14,7 @@ SERVING = "outrider.dev/component=serving,outrider.dev/service="
 WHY_PATH = "/api/v1/namespaces/{namespace}/pods/{pod}:9000/proxy/outrider/why"
 _GOOD, _BAD, _DIM = "32", "31", "2"
 _ABNORMAL_WHEN_TRUE = frozenset({"Reconciling", "Stalled"})
+_MOST_NAMED = 4  # adapters in one line
 _RUNS = frozenset({"Progressing"})
 """Conditions that are neither good nor bad by their status."""
 
@@ -27,7 +28,7 @@ class PluginError(Exception):
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(prog="kubectl outrider", description="Where a SpeculativeService stands.")
+    root = argparse.ArgumentParser(prog="kubectl outrider", description="Show the state of a SpeculativeService.")
     texts = "; ".join(f"{name}: {text}" for name, (_, text) in SCREENS.items())
     root.add_argument("command", choices=list(SCREENS), metavar="COMMAND", help=texts)
     root.add_argument("name", metavar="NAME", help="the service")
@@ -109,6 +110,7 @@ def status_screen(cluster: Cluster, paint: Paint) -> list[str]:
         ("speed-up", summary.get("speedup", "")),
         ("acceptance", summary.get("acceptance", "")),
         ("worst SLO", summary.get("slo", "")),
+        ("adapters", _adapters_line(status.get("adapters") or ())),
         ("rollout", (status.get("rollout") or {}).get("summary", "")),
     ]  # fmt: skip
     lines = [f"{name:<11} {value}" for name, value in head if value]
@@ -149,6 +151,17 @@ def drafts_screen(cluster: Cluster, paint: Paint) -> list[str]:
     return _table(heads, rows, paint) if rows else ["The pool is empty, or the operator has not looked yet."]
 
 
+def adapters_screen(cluster: Cluster, paint: Paint) -> list[str]:
+    """The LoRA adapters, and how their requests fare."""
+    rows = [
+        [entry["name"], entry.get("pods", ""), _percent(entry.get("acceptanceRate", "")),
+         entry.get("attainmentPercent", ""), str(entry.get("requests", 0)), entry.get("reason", "")]
+        for entry in (cluster.service().get("status") or {}).get("adapters") or ()
+    ]  # fmt: skip
+    heads = ["ADAPTER", "PODS", "ACCEPTANCE", "SLO %", "REQUESTS", "WHY NOT"]
+    return _table(heads, rows, paint) if rows else ["The service has no adapters, or the operator has not looked yet."]
+
+
 def profile_screen(cluster: Cluster, paint: Paint) -> list[str]:
     """The latency profile of each product."""
     rows = [
@@ -178,7 +191,8 @@ def demand_screen(cluster: Cluster, paint: Paint) -> list[str]:
 SCREENS: dict[str, tuple[Callable[[Cluster, Paint], list[str]], str]] = {
     "status": (status_screen, "pods, figures, conditions"),
     "why": (why_screen, "what is wrong, and what a pod decides"),
-    "drafts": (drafts_screen, "the pool, and what each drafter brings"),
+    "drafts": (drafts_screen, "the pool: acceptance, share and memory of each drafter"),
+    "adapters": (adapters_screen, "LoRA adapters: acceptance and SLO attainment"),
     "profile": (profile_screen, "latency profiles"),
     "demand": (demand_screen, "replicas that the load takes at the SLO"),
 }
@@ -187,6 +201,16 @@ SCREENS: dict[str, tuple[Callable[[Cluster, Paint], list[str]], str]] = {
 def _conditions(service: Document) -> list[Document]:
     conditions: list[Document] = (service.get("status") or {}).get("conditions") or []
     return conditions
+
+
+def _adapters_line(adapters: Sequence[Document]) -> str:
+    """Count of the adapters that every ready pod serves, and names of the others; empty without adapters."""
+    if not adapters:
+        return ""
+    missing = [f"{entry['name']} ({entry.get('pods', '')})" for entry in adapters if not entry.get("loaded")]
+    named = ", ".join(missing[:_MOST_NAMED]) + (" and others" if len(missing) > _MOST_NAMED else "")
+    line = f"{len(adapters) - len(missing)} of {len(adapters)} loaded"
+    return f"{line}; not {named}" if missing else line
 
 
 def _is_good(condition: Document) -> bool | None:

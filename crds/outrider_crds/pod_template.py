@@ -73,7 +73,7 @@ class HostPathVolume(OpenModel):
     path: HostFolder
     """Absolute path on the node, inside a folder that the installation allows. It is mounted for reading only."""
     type: Literal["Directory", "File"] | None = None
-    """What must be there; nothing is checked when absent, and nothing is made."""
+    """Kind of the path, which must exist: nothing is created. Absent: not checked."""
 
 
 class Volume(OpenModel):

@@ -211,7 +211,7 @@ def _settings(spec: SpeculativeServiceSpec, product: str) -> dict[str, Any]:
         "schema": PROFILE_SCHEMA,
         "model": _without_token(spec.target.wire()),
         "product": product,
-        "count": spec.accelerator.count or spec.engine.tensor_parallel_size,
+        "count": spec.accelerator.count or spec.engine.tensor_parallel_size // spec.engine.nodes,
         "tensorParallelSize": spec.engine.tensor_parallel_size,
         "dtype": spec.engine.dtype,
         "maxModelLen": spec.engine.max_model_len,

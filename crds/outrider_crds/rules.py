@@ -7,10 +7,10 @@ the corpus in tests/corpus goes through both, and so do random manifests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from outrider_crds.base import Model, seconds
-from outrider_crds.engine_rules import ENGINE_RULES, cel_sets_none, sets_none
+from outrider_crds.engine_rules import ENGINE_RULES, EXECUTOR, cel_sets_none, sets_none
 from outrider_crds.pod_rules import POD_RULES
 from outrider_crds.pod_template import HostPathVolume
 from outrider_crds.resource_rules import RESOURCE_RULES
@@ -33,16 +33,17 @@ from outrider_crds.spec import (
     ModelSource,
     OciSource,
     Profiling,
+    ProfilingMode,
     PromptLookup,
     PvcSource,
     Rollout,
     RolloutCanary,
+    RolloutStrategy,
     SLOClassSpec,
     SpeculationMode,
     SpeculativeServiceSpec,
 )
 
-_SOURCES = tuple(field.alias or name for name, field in ModelSource.model_fields.items())
 _SPLIT_KV = "--decode-context-parallel-size"
 SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 _BLOCKS = {
@@ -113,6 +114,17 @@ def _inside(on: type[Model], what: str) -> Rule:
     )
 
 
+def _exactly_one(on: type[Model], subject: str, advice: str) -> Rule:
+    """One of the model's fields, which all are optional."""
+    fields = [field.alias or name for name, field in on.model_fields.items()]
+    return Rule(
+        on=on,
+        cel=f"[{', '.join(f'has(self.{field})' for field in fields)}].exists_one(given, given)",
+        holds=lambda model: [getattr(model, name) is not None for name in on.model_fields].count(True) == 1,
+        message=f"{subject} must hold exactly one of {', '.join(fields)}: {advice}",
+    )
+
+
 def _draft_windows_fit(spec: SpeculativeServiceSpec) -> bool:
     longest = spec.engine.max_model_len
     models = [drafter.draft_model for drafter in spec.draft_pool if drafter.draft_model is not None]
@@ -154,18 +166,8 @@ _SERVICE_RULES = (
 )
 
 _MODEL_RULES = (
-    Rule(
-        on=ModelSource,
-        cel=f"[{', '.join(f'has(self.{kind})' for kind in _SOURCES)}].exists_one(given, given)",
-        holds=lambda s: len(s.model_dump(exclude_none=True)) == 1,
-        message=f"source must hold exactly one of {', '.join(_SOURCES)}: keep the one that the weights come from",
-    ),
-    Rule(
-        on=CABundle,
-        cel="has(self.configMap) != has(self.secret)",
-        holds=lambda b: (b.config_map is None) != (b.secret is None),
-        message="caBundle must hold exactly one of configMap, secret: keep the one with the certificates",
-    ),
+    _exactly_one(ModelSource, "source", "keep the one that the weights come from"),
+    _exactly_one(CABundle, "caBundle", "keep the one with the certificates"),
     Rule(
         on=SpeculativeServiceSpec,
         field=".target.source.s3",
@@ -184,27 +186,12 @@ _MODEL_RULES = (
     _inside(OciSource, "inside the image"),
     _inside(HostPathSource, "on the node"),
     _inside(HostPathVolume, "on the node"),
-    Rule(
-        on=ModelCache,
-        cel="[has(self.pvc), has(self.emptyDir)].exists_one(given, given)",
-        holds=lambda c: [c.pvc, c.empty_dir].count(None) == 1,
-        message="modelCache must hold exactly one of pvc, emptyDir: keep one",
-    ),
+    _exactly_one(ModelCache, "modelCache", "keep one"),
 )
 
 _ADAPTER_RULES = (
-    Rule(
-        on=AdapterVolume,
-        cel="has(self.pvc) != has(self.hostPath)",
-        holds=lambda v: (v.pvc is None) != (v.host_path is None),
-        message="volume must hold exactly one of pvc, hostPath: keep the one with the adapters",
-    ),
-    Rule(
-        on=AdapterSource,
-        cel="has(self.folder) != has(self.hub)",
-        holds=lambda s: (s.folder is None) != (s.hub is None),
-        message="source of an adapter must hold exactly one of folder, hub: keep the one that it comes from",
-    ),
+    _exactly_one(AdapterVolume, "volume", "keep the one with the adapters"),
+    _exactly_one(AdapterSource, "source of an adapter", "keep the one that it comes from"),
     _inside(AdapterFolder, "inside engine.lora.volume"),
     Rule(
         on=SpeculativeServiceSpec,
@@ -348,21 +335,26 @@ _ACCELERATOR_RULES = (
         field=".accelerator.count",
         cel=(
             f"'{CPU_PRODUCT}' in self.accelerator.products || !has(self.accelerator.count) "
-            "|| self.accelerator.count == self.engine.tensorParallelSize"
+            "|| self.accelerator.count * self.engine.nodes == self.engine.tensorParallelSize"
         ),
         holds=lambda s: (
             CPU_PRODUCT in s.accelerator.products
             or s.accelerator.count is None
-            or s.accelerator.count == s.engine.tensor_parallel_size
+            or s.accelerator.count * s.engine.nodes == s.engine.tensor_parallel_size
         ),
-        message="accelerator.count must equal engine.tensorParallelSize (1 when absent): set both, or remove count",
+        message=(
+            "accelerator.count must equal engine.tensorParallelSize / engine.nodes (1 when absent): set all, or remove "
+            "count"
+        ),
     ),
     Rule(
         on=SpeculativeServiceSpec,
         field=".engine.tensorParallelSize",
-        cel=f"!('{CPU_PRODUCT}' in self.accelerator.products) || self.engine.tensorParallelSize == 1",
-        holds=lambda s: CPU_PRODUCT not in s.accelerator.products or s.engine.tensor_parallel_size == 1,
-        message="engine.tensorParallelSize must be 1 on cpu: remove it, or name GPU products",
+        cel=f"!('{CPU_PRODUCT}' in self.accelerator.products) || self.engine.tensorParallelSize == self.engine.nodes",
+        holds=lambda s: CPU_PRODUCT not in s.accelerator.products or s.engine.tensor_parallel_size == s.engine.nodes,
+        message=(
+            "engine.tensorParallelSize must equal engine.nodes (1 when absent) on cpu: remove it, or name GPU products"
+        ),
     ),
     Rule(
         on=SpeculativeServiceSpec,
@@ -370,6 +362,63 @@ _ACCELERATOR_RULES = (
         cel=f"{_gpu_absent('limits')} && {_gpu_absent('requests')}",
         holds=_gpu_limits,
         message="podTemplate.resources must not name the GPU resource: set accelerator.count instead",
+    ),
+)
+
+
+def _not_over_nodes(field: str, cel: str, holds: Callable[[SpeculativeServiceSpec], bool], message: str) -> Rule:
+    """A rule against something that a replica of several pods does not have."""
+    return Rule(
+        on=SpeculativeServiceSpec,
+        field=field,
+        cel=f"self.engine.nodes == 1 || {cel}",
+        holds=lambda s: s.engine.nodes == 1 or holds(s),
+        message=message,
+    )
+
+
+_NODES_RULES = (
+    _not_over_nodes(
+        ".engine.nodes",
+        "self.engine.tensorParallelSize % self.engine.nodes == 0",
+        lambda s: s.engine.tensor_parallel_size % s.engine.nodes == 0,
+        "engine.tensorParallelSize must be a multiple of engine.nodes, each pod has as many GPUs: change one of them",
+    ),
+    _not_over_nodes(
+        ".engine.nodes",
+        f"self.engine.backend == '{Backend.VLLM}'",
+        lambda s: s.engine.backend is Backend.VLLM,
+        "engine.nodes above 1 needs engine.backend vLLM, the Torch backend has one process: set it, or remove nodes",
+    ),
+    _not_over_nodes(
+        ".engine.nodes",
+        "!has(self.engine.lora)",
+        lambda s: s.engine.lora is None,
+        "engine.nodes above 1 has no LoRA adapters, which are loaded into one pod: remove engine.lora, or nodes",
+    ),
+    _not_over_nodes(
+        ".engine.extraArgs",
+        f"({cel_sets_none((EXECUTOR,), 'self.engine')})",
+        lambda s: sets_none((EXECUTOR,), s.engine),
+        f"extraArgs must not set {EXECUTOR} where engine.nodes is above 1: remove the argument, Outrider sets it",
+    ),
+    _not_over_nodes(
+        ".accelerator.products",
+        "self.accelerator.products.size() == 1",
+        lambda s: len(s.accelerator.products) == 1,
+        "engine.nodes above 1 needs one product, all pods of a group have the same: make a service for each product",
+    ),
+    _not_over_nodes(
+        ".rollout.strategy",
+        f"self.rollout.strategy != '{RolloutStrategy.DRAFT_CANARY}'",
+        lambda s: s.rollout.strategy is not RolloutStrategy.DRAFT_CANARY,
+        "strategy DraftCanary measures in one pod, and engine.nodes above 1 has groups of pods: use RollingUpdate",
+    ),
+    _not_over_nodes(
+        ".profiling.mode",
+        f"self.profiling.mode != '{ProfilingMode.REQUIRED}'",
+        lambda s: s.profiling.mode is not ProfilingMode.REQUIRED,
+        "profiling.mode Required needs a Job of one pod that holds the target, and engine.nodes is above 1: use Skip",
     ),
 )
 
@@ -430,7 +479,7 @@ _PROCESS_RULES = (
 )
 
 RULES: tuple[Rule, ...] = (
-    *_SERVICE_RULES, *_MODEL_RULES, *_ADAPTER_RULES, *_POOL_RULES, *_ACCELERATOR_RULES, *_LATENCY_RULES,
+    *_SERVICE_RULES, *_MODEL_RULES, *_ADAPTER_RULES, *_POOL_RULES, *_ACCELERATOR_RULES, *_NODES_RULES, *_LATENCY_RULES,
     *_PROCESS_RULES, *ENGINE_RULES, *POD_RULES, *RESOURCE_RULES, *SCHEDULING_RULES,
 )  # fmt: skip
 

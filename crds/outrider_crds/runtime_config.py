@@ -169,7 +169,8 @@ def adapters_folder(volume: AdapterVolume, *, mounted: bool = True) -> str:
     """Folder that `AdapterFolder.path` is relative to. mounted: in a pod, where a hostPath is mounted itself."""
     if volume.host_path is not None:
         return f"{MODEL_VOLUMES_DIR}/{ADAPTERS_MOUNT}" if mounted else volume.host_path.path
-    path = volume.pvc.path if volume.pvc is not None else ""
+    claim_or_image = volume.pvc or volume.oci
+    path = claim_or_image.path or "" if claim_or_image is not None else ""
     return f"{MODEL_VOLUMES_DIR}/{ADAPTERS_MOUNT}/{path.strip('/')}".rstrip("/")
 
 

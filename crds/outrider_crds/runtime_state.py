@@ -186,11 +186,11 @@ class SpeedupState(Model):
     baseline_s: Annotated[float, Metric("outrider_speedup_baseline_seconds_total")] = 0.0
     """Seconds of the probe blocks."""
     speculative_tokens: Annotated[int, Metric("outrider_speedup_speculative_tokens_total")] = 0
-    """Tokens that steps with speculation give in the next metric's time."""
+    """Tokens that steps with speculation would give in the seconds of the probe blocks."""
     speculative_s: Annotated[float, Metric("outrider_speedup_speculative_seconds_total")] = 0.0
-    """The time that those tokens are for: the seconds of the probe blocks."""
+    """Seconds that the speculative tokens are counted for: those of the probe blocks."""
     weight: Annotated[float, Metric("outrider_speedup_weight_total")] = 0.0
-    """Sum of 1 / variance of the probes' ratios: goodput of steps that speculate by that of steps that do not."""
+    """Sum of 1 / variance of the probes' ratios: goodput of steps that speculate / goodput of steps that do not."""
     weighted_ratio: Annotated[float, Metric("outrider_speedup_weighted_ratio_total")] = 0.0
     """Sum of the ratios, each times its weight."""
 
@@ -281,7 +281,8 @@ class ChoiceState(Model):
     """1 for the reason of the present choice, 0 for the others. Label `reason`: `Pays`, `NotWorthIt` (no speculation is
     the right choice), `Off`, `NoDrafter`, `NoTraffic`, `Measuring`."""
     has_disabled_drafts: Annotated[bool, Metric("outrider_drafts_gated"), Field(alias="gated")] = False
-    """1 while some draft was not worth its time for a while, as under load: prompts pass it by, and KV gaps stay."""
+    """1 while a drafter is disabled, since it has not been chosen for a while, as under load: it is fed no prompts, and
+    its KV gaps stay."""
     running: Annotated[int, Metric("outrider_requests_running")] = 0
     """Requests in the last engine step."""
 
@@ -338,6 +339,15 @@ class RuntimeState(Contract):
     """Tokens that reached users. Its rate is the goodput."""
     busy_s: Annotated[float, Metric("outrider_busy_seconds_total")] = 0.0
     """Seconds spent in engine steps."""
+    batch_squared: Annotated[int, Metric("outrider_batch_squared_total")] = 0
+    """Sum over steps of the square of the requests that decoded. With the next three it tells how a step's tokens
+    and seconds grow with the batch."""
+    batch_accepted: Annotated[int, Metric("outrider_batch_accepted_total")] = 0
+    """Sum over steps of the requests that decoded x the step's accepted tokens."""
+    batch_busy_s: Annotated[float, Metric("outrider_batch_busy_seconds_total")] = 0.0
+    """Sum over steps of the requests that decoded x the step's seconds without those of prompts."""
+    prompt_busy_s: Annotated[float, Metric("outrider_prompt_busy_seconds_total")] = 0.0
+    """Seconds that prompts took, by the model of step times: all of a step in which no request decoded."""
     proposed_tokens: Annotated[int, Metric("outrider_proposed_tokens_total")] = 0
     """Tokens drafted, whether or not the target verified them."""
     draft_length_steps: Annotated[
@@ -355,10 +365,10 @@ class RuntimeState(Contract):
     decision_s: Annotated[float, Metric("outrider_decision_seconds_total")] = 0.0
     """Seconds spent deciding. Divide by `outrider_steps_total` for the cost of a decision."""
     caught_up_tokens: Annotated[int, Metric("outrider_caught_up_tokens_total")] = 0
-    """Tokens that a draft model ran over to close gaps in its KV, so that running requests are drafted for again after
-    a time without the draft."""
+    """Tokens that a draft model was fed to fill gaps in its KV, so that running requests are drafted for again after a
+    time without it."""
     catch_up_s: Annotated[float, Metric("outrider_catch_up_seconds_total")] = 0.0
-    """Seconds that took, as measured on the device."""
+    """Seconds that this feeding took, as measured on the device."""
     drafters: list[DrafterReport] = []
     slo_classes: list[SLOClassState] = Field(default=[])
     adapters: list[AdapterState] = []

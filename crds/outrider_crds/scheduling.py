@@ -19,12 +19,12 @@ class TaintEffect(StrEnum):
 
 class Toleration(KubernetesModel):
     key: LabelKey | None = None
-    """Taint key; every key when absent, which takes the operator Exists."""
+    """Taint key. Absent: every key; operator must then be Exists."""
     operator: Literal["Exists", "Equal"] | None = None
     """Equal (the default) compares the value; Exists takes any."""
     value: LabelValue | None = None
     """Taint value; for Equal."""
     effect: TaintEffect | None = None
-    """Taint effect; every effect when absent."""
+    """Taint effect. Absent: every effect."""
     toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """How long a NoExecute taint is borne; for ever when absent."""
+    """Seconds that a NoExecute taint is tolerated. Absent: for ever."""

@@ -47,6 +47,7 @@ class ConditionReason(StrEnum):
     NAME_CONFLICT = "NameConflict"
     HOST_PATH_FORBIDDEN = "HostPathForbidden"
     PROMETHEUS_NOT_CONFIGURED = "PrometheusNotConfigured"
+    NOT_INSTALLED = "NotInstalled"  # InferencePoolReady too
     CHILD_REJECTED = "ChildRejected"
     # ProfilesReady
     PROFILED = "Profiled"
@@ -103,7 +104,6 @@ class ConditionReason(StrEnum):
     # InferencePoolReady; NameConflict and ChildRejected too
     POOL_CURRENT = "PoolCurrent"
     NOT_REQUESTED = "NotRequested"
-    NOT_INSTALLED = "NotInstalled"
     # AdaptersLoaded
     ALL_LOADED = "AllLoaded"
     LOADING = "Loading"
@@ -284,7 +284,7 @@ class RolloutProduct(Model):
     gain_percent: Text = ""
     """Speed-up of candidate / speed-up of stable - 1; empty before minRequests."""
     gain_range: Text = ""
-    """Range of the true gain for the traffic so far, right at every look in 95% of canaries."""
+    """Range that holds the true gain for the traffic so far, in 95% of canaries, however often it is read."""
     measured: bool = False
     """True if a canary pod of this product has reported."""
 
@@ -326,7 +326,7 @@ class RolloutStatus(Model):
     gain_percent: Text = ""
     """Speed-up of candidate / speed-up of stable - 1, on the product with the lowest gain."""
     gain_range: Text = ""
-    """Range of the true gain for the traffic so far, right at every look in 95% of canaries."""
+    """Range that holds the true gain for the traffic so far, in 95% of canaries, however often it is read."""
     summary: Text = ""
     """Phase, requests and gain, for the printer column."""
     arms: Annotated[list[RolloutArm], Field(max_length=2), MapList("name")] = []
@@ -369,6 +369,9 @@ class SpeculativeServiceStatus(Model):
 
     observed_generation: int = 0
     """metadata.generation for which this status was computed."""
+    nodes: int | None = None
+    """Pods of one replica, if engine.nodes makes it a group; absent otherwise. The other fields then count the groups'
+    leaders, which answer requests."""
     replicas: int = 0
     """Serving pods that exist."""
     ready_replicas: int = 0

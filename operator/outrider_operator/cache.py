@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
-from outrider_operator.cluster_model import COMPONENT_LABEL, SERVICE_LABEL, Object
+from outrider_operator.cluster_model import COMPONENT_LABEL, GROUPS_LABEL, SERVICE_LABEL, Object
 from outrider_operator.kinds import SERVICE, ResourceKind
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
@@ -18,7 +18,7 @@ Listener = Callable[[ResourceKind, Object], None]
 """Called with an object that was added, changed or deleted."""
 
 _DEPARTED_KEPT = 20_000
-_LABELS = (SERVICE_LABEL, COMPONENT_LABEL)
+_LABELS = (SERVICE_LABEL, COMPONENT_LABEL, GROUPS_LABEL)
 _Group = tuple[ResourceKind, str, str]
 """(kind, namespace, "label=value"); an empty text stands for all objects of the namespace."""
 
@@ -55,7 +55,7 @@ class ObjectCache:
         return tuple(self._groups.get((kind, namespace, ""), {}).values())
 
     def labelled(self, kind: ResourceKind, namespace: str, label: str, value: str) -> tuple[Object, ...]:
-        """Objects with `value` of `label`, the service label or the component label."""
+        """Objects with `value` of `label`: of a service, of a component, or of a LeaderWorkerSet."""
         return tuple(self._groups.get((kind, namespace, f"{label}={value}"), {}).values())
 
     def seen(self, kind: ResourceKind, document: Object) -> None:

@@ -25,6 +25,7 @@ Object = dict[str, Any]
 SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE = "ServiceAccount", "ConfigMap", "Service"
 DISRUPTION_BUDGET, DEPLOYMENT, JOB = "PodDisruptionBudget", "Deployment", "Job"
 NETWORK_POLICY, INFERENCE_POOL = "NetworkPolicy", "InferencePool"
+LEADER_WORKER_SET = "LeaderWorkerSet"
 
 SERVICE_LABEL = "outrider.dev/service"
 REVISION_LABEL = "outrider.dev/revision"
@@ -36,16 +37,23 @@ JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 SERVING, PROFILING, PROFILE, PREFETCH = "serving", "profiling", "profile", "prefetch"
 """Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps, and the
 Job that downloads models."""
+WORKER = "serving-worker"
+"""Component of the pods of a group other than its leader. Services, budgets and selectors are for leaders alone."""
+GROUPS_LABEL = "leaderworkerset.sigs.k8s.io/name"
+"""Label of the pods and StatefulSets of a LeaderWorkerSet: its name."""
 SHARED_PROFILE = "shared-profile"
 """Component of profiles for all namespaces: ConfigMaps in the operator's own namespace, and nowhere else."""
 MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
 FIELD_MANAGER = "outrider"
 METRICS_WINDOW_S = 60.0
 """Length of the window of the status figures, unless the chart sets another."""
+_GROUPS_SUFFIX = "-nodes"
 _MAX_VIOLATIONS = 4
 """Violations of a spec that a message lists."""
 TOO_LARGE = "outrider.dev/too-large"
 """Key in the copy of a spec that is too large for the cache: its size in bytes. Only `PODLESS_FIELDS` are kept."""
+REPLICA_WRITER = "outrider.dev/replica-writer"
+"""Key in the copy of a service for the cache: the field manager that wrote spec.replicas last. It is never sent."""
 PODLESS_FIELDS = (
     "replicas", "paused", "speculation", "sloClasses", "defaultSLOClass", "rollout", "profiling", "metrics",
     "gateway",
@@ -53,11 +61,11 @@ PODLESS_FIELDS = (
 """Fields of a spec that make no revision."""
 
 
-class PoolAccess(Enum):
-    """Can InferencePools be had in this cluster?"""
+class KindAccess(Enum):
+    """Can objects of another project's kind be had in this cluster?"""
 
     UNKNOWN = "unknown"
-    """Not looked for: no service asks for one."""
+    """Not looked for: the service asks for none."""
     SERVED = "served"
     NOT_INSTALLED = "not installed"
     FORBIDDEN = "forbidden"
@@ -150,6 +158,14 @@ class WindowFigures:
     """Seconds that engine steps took."""
     busy_steps: float = 0.0
     """Engine steps in the window."""
+    batch_squared: float = 0.0
+    """Sum over steps of the square of the requests that decoded; 0 for pods of older releases."""
+    batch_accepted: float = 0.0
+    """Sum over steps of the requests that decoded x the step's accepted tokens."""
+    batch_busy_s: float = 0.0
+    """Sum over steps of the requests that decoded x the step's seconds without those of prompts."""
+    prompt_busy_s: float = 0.0
+    """Seconds of the steps that prompts took."""
     drafters: Mapping[str, DrafterFigures] = field(default_factory=dict)
     drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
     """Drafters in the longer window: a drafter that is rarely tried may have no trial in the short one."""
@@ -223,7 +239,9 @@ class Observed:
     replica_sets: tuple[Object, ...] = ()
     """ReplicaSets with the service's label."""
     pods: tuple[Object, ...] = ()
-    """Serving pods, which the service's Deployments created."""
+    """Serving pods, which the service's Deployments or its LeaderWorkerSet created; of each group its leader."""
+    workers: tuple[Object, ...] = ()
+    """The other pods of each group."""
     warnings: Mapping[str, str] = field(default_factory=dict)
     """Name -> newest Warning event ("FailedMount: ..."), for pods that have no container yet and Jobs without a pod."""
     provisioning: Mapping[str, str] = field(default_factory=dict)
@@ -250,13 +268,17 @@ class Observed:
     shared_profiles: Mapping[str, Object] = field(default_factory=dict)
     """Profile ConfigMaps in the operator's namespace, which all namespaces use, by their names in other namespaces."""
     measured_elsewhere: frozenset[str] = frozenset()
-    """Names of Jobs that run in namespaces whose measurements all namespaces use."""
-    pool_access: PoolAccess = PoolAccess.UNKNOWN
+    """Names of Jobs in namespaces whose measurements all namespaces use; none that the service's own precedes."""
+    pool_access: KindAccess = KindAccess.UNKNOWN
     """SERVED where `children` have the InferencePool of the service's name, and the endpoint picker's Service, if they
     are there."""
+    groups_access: KindAccess = KindAccess.UNKNOWN
+    """SERVED where `children` have the service's LeaderWorkerSet, if it is there."""
     figures: FigureWindows = FigureWindows()
     refusals: tuple[ApiRefusal, ...] = ()
     """Writes that were refused recently, for this generation of the service."""
+    replica_rivals: tuple[str, ...] = ()
+    """Field managers that set spec.replicas in turn lately; empty if none undoes what another did."""
 
     @property
     def identity(self) -> ServiceIdentity:
@@ -320,6 +342,29 @@ def hot_map_name(service: str) -> str:
 def canary_name(service: str) -> str:
     """Name of a draft canary's Deployment."""
     return f"{service}-canary"
+
+
+def groups_name(service: str) -> str:
+    """Name of a service's LeaderWorkerSet. Its controller makes a headless Service of the same name."""
+    return f"{service}{_GROUPS_SUFFIX}"
+
+
+def groups_names(service: str, *, has_policy: bool) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of the children of a service whose replicas are groups."""
+    name = groups_name(service)
+    return ((LEADER_WORKER_SET, name), *(((NETWORK_POLICY, name),) if has_policy else ()))
+
+
+def is_over_nodes(service: Object) -> bool:
+    """Does the spec ask for groups of pods? It may be one that this release cannot read."""
+    engine = (service.get("spec") or {}).get("engine")
+    nodes = engine.get("nodes") if isinstance(engine, dict) else None
+    return isinstance(nodes, int) and nodes > 1
+
+
+def service_of_groups(name: str) -> str:
+    """Name of the service that a LeaderWorkerSet of this name is of; empty if it is not Outrider's."""
+    return name.removesuffix(_GROUPS_SUFFIX) if name.endswith(_GROUPS_SUFFIX) else ""
 
 
 def canary_hot_map_name(service: str) -> str:

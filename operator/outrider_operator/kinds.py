@@ -43,13 +43,15 @@ NETWORK_POLICY = ResourceKind("networking.k8s.io", "v1", "networkpolicies", "Net
 NODE = ResourceKind("", "v1", "nodes", "Node", namespaced=False)
 EVENT = ResourceKind("", "v1", "events", "Event")
 LEASE = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease")
+STATEFUL_SET = ResourceKind("apps", "v1", "statefulsets", "StatefulSet")
+LEADER_WORKER_SET = ResourceKind("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet")
 INFERENCE_POOL = ResourceKind("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
 
 CHILDREN = (
     DEPLOYMENT, REPLICA_SET, JOB, POD, CONFIG_MAP, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET,
-    NETWORK_POLICY,
+    NETWORK_POLICY, STATEFUL_SET,
 )  # fmt: skip
-UNWATCHED_CHILDREN = (INFERENCE_POOL,)
+UNWATCHED_CHILDREN = (INFERENCE_POOL, LEADER_WORKER_SET)
 """Kinds of other projects, which may not be installed: read where a service asks for one."""
 WATCHED_BY_METADATA = frozenset({CONFIG_MAP})
 """Kinds that are watched without contents, which may be a megabyte. Contents are read when a decision needs them."""

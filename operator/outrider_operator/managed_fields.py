@@ -1,4 +1,4 @@
-"""Merge the entries of one field manager, so that server-side apply can remove fields that it created.
+"""Read metadata.managedFields, and merge the entries of one manager so that server-side apply removes what it created.
 
 Apply removes fields that the manager applied before and no longer sends. Fields that the same manager wrote by a create
 or an update are in a separate entry and would stay for ever. `claimed` merges both entries.
@@ -23,6 +23,21 @@ def claimed(entries: Sequence[Entry], manager: str) -> list[Entry] | None:
         fields = _union(fields, entry.get("fieldsV1") or {})
     applied = {**written[-1], "operation": "Apply", "fieldsV1": fields}
     return [*(entry for entry in entries if not _is_own(entry, manager)), applied]
+
+
+def newest_writer(entries: Sequence[Entry], *path: str) -> str:
+    """Manager of the newest entry that has the field at `path`; empty if none has it."""
+    writers = [entry for entry in entries if _has(entry.get("fieldsV1"), path)]
+    newest = max(writers, key=lambda entry: str(entry.get("time", "")), default={})
+    return str(newest.get("manager") or "")
+
+
+def _has(fields: Any, path: Sequence[str]) -> bool:
+    for name in path:
+        if not isinstance(fields, dict) or f"f:{name}" not in fields:
+            return False
+        fields = fields[f"f:{name}"]
+    return True
 
 
 def _is_own(entry: Entry, manager: str) -> bool:

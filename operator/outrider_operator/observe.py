@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -22,16 +23,19 @@ from outrider_operator.cluster_model import (
     PREFETCH,
     PROFILE,
     PROFILING,
+    REPLICA_WRITER,
     SERVICE_LABEL,
     SHARED_PROFILE,
     ApiRefusal,
+    KindAccess,
     Node,
     Object,
     Observed,
     OperatorSettings,
-    PoolAccess,
     canary_names,
     child_names,
+    groups_name,
+    is_over_nodes,
     picker_name,
     read_status,
 )
@@ -41,6 +45,7 @@ from outrider_operator.decide.pod_states import is_being_created, unschedulable_
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.kinds import ResourceKind, child_kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.replica_writers import ReplicaWriter, noted, rivals
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.invalid_input import InvalidInput
@@ -89,8 +94,10 @@ class _Policies:
 
 
 @dataclass(frozen=True)
-class _Gateway:
-    access: PoolAccess
+class _Foreign:
+    """Objects of other projects' kinds."""
+
+    access: KindAccess
     documents: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     """(kind, name) -> object."""
 
@@ -116,6 +123,7 @@ class Observer:
         self._watch_nodes = watch_nodes
         self._nodes: tuple[Node, ...] | None = None
         self._policies: dict[str, _Policies] = {}
+        self._replica_writers: dict[Key, tuple[ReplicaWriter, ...]] = {}
         cache.subscribe(self._forget_nodes)
 
     async def observe(self, service: Object, refusals: tuple[ApiRefusal, ...], *, is_new: bool = False) -> Observed:
@@ -129,18 +137,22 @@ class Observer:
         prefetch_jobs = self._of_service(kinds.JOB, key, PREFETCH)
         prefetch_pods = self._of_service(kinds.POD, key, PREFETCH)
         own_jobs = [job for job in (*jobs, *prefetch_jobs) if uid_of(service) in owner_uids(job)]
-        waiting = _without_container(pods, own_jobs, (*job_pods, *prefetch_pods))
-        pending = [pod for pod in pods if unschedulable_since(pod) is not None]
+        workers = self._pods.workers(key)
+        waiting = _without_container((*pods, *workers), own_jobs, (*job_pods, *prefetch_pods))
+        pending = [pod for pod in (*pods, *workers) if unschedulable_since(pod) is not None]
         children = await self._children(key, () if is_new else _names_of(service))
-        gateway = _Gateway(PoolAccess.UNKNOWN) if is_new else await self._gateway(key, service)
+        gateway = _Foreign(KindAccess.UNKNOWN) if is_new else await self._gateway(key, service)
+        groups = _Foreign(KindAccess.UNKNOWN) if is_new else await self._groups(key, service)
         return Observed(
             service=service,
             at=time.time(),
             nodes=self._all_nodes(),
-            children={**gateway.documents, **children},
+            children={**gateway.documents, **groups.documents, **children},
             pool_access=gateway.access,
+            groups_access=groups.access,
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
+            workers=workers,
             warnings=await self._from_events(key.namespace, waiting, current_warning),
             provisioning=await self._from_events(key.namespace, pending, node_in_the_making),
             states=self._measurements.states(key),
@@ -158,7 +170,17 @@ class Observer:
             measured_elsewhere=self._measured_elsewhere(key.namespace),
             figures=self._measurements.figures(key, service),
             refusals=refusals,
+            replica_rivals=rivals(self._note_replica_writer(key, service)),
         )
+
+    def forget(self, key: Key) -> None:
+        """Remove what is kept about a service that is gone."""
+        self._replica_writers.pop(key, None)
+
+    def _note_replica_writer(self, key: Key, service: Object) -> tuple[ReplicaWriter, ...]:
+        before = self._replica_writers.get(key, ())
+        turns = self._replica_writers[key] = noted(before, text(service, REPLICA_WRITER), time.time())
+        return turns
 
     def _shared_profiles(self) -> dict[str, Object]:
         """Return them by the names that they have elsewhere, where the label means nothing: anyone may put it on."""
@@ -168,10 +190,23 @@ class Observer:
         return {profile_shared_as(name_of(profile)): profile for profile in shared}
 
     def _measured_elsewhere(self, namespace: str) -> frozenset[str]:
-        """Jobs whose results this namespace will use."""
-        others = (other for other in self._settings.profiles_shared_from if other != namespace)
-        jobs = (job for other in others for job in self._of_component(kinds.JOB, other, PROFILING))
-        return frozenset(name_of(job) for job in jobs if not is_finished(job) and _age_s(job) < _AWAITED_S)
+        """Jobs whose results this namespace will use. Of two trusted namespaces that began the same Job, the first
+        measures. Its place does not depend on its age: each would delete the other's pending Job in turn."""
+        trusted = self._settings.profiles_shared_from
+        own = self._active_jobs(namespace, within_s=math.inf) if namespace in trusted else {}
+        others = (self._active_jobs(other, within_s=_AWAITED_S) for other in trusted if other != namespace)
+        return frozenset(
+            name for jobs in others for name, order in jobs.items() if name not in own or order < own[name]
+        )
+
+    def _active_jobs(self, namespace: str, *, within_s: float) -> dict[str, tuple[str, str]]:
+        """Name -> place in the order of Jobs, for the namespace's unfinished Jobs that are younger than `within_s`."""
+        jobs = self._of_component(kinds.JOB, namespace, PROFILING)
+        return {
+            name_of(job): (text(job, "metadata", "creationTimestamp"), namespace)
+            for job in jobs
+            if not is_finished(job) and _age_s(job) < within_s
+        }
 
     async def read(self, namespace: str, names: Iterable[str]) -> None:
         """Read the contents of ConfigMaps into the cache for the next decision."""
@@ -201,23 +236,35 @@ class Observer:
         document = await self._api.get(kind, namespace, name)
         return None if document is None else trimmed(kind, document)
 
-    async def _gateway(self, key: Key, service: Object) -> _Gateway:
+    async def _gateway(self, key: Key, service: Object) -> _Foreign:
         """The InferencePool of the service's name, and the picker's Service; no watch brings either."""
         if not _concerns_a_pool(service):
-            return _Gateway(PoolAccess.UNKNOWN)
+            return _Foreign(KindAccess.UNKNOWN)
         picker = picker_name(key.name, dig(service, "spec", "gateway", "endpointPicker"))
+        return await self._foreign(key.namespace, (kinds.INFERENCE_POOL, key.name), (kinds.KUBERNETES_SERVICE, picker))
+
+    async def _groups(self, key: Key, service: Object) -> _Foreign:
+        """The service's LeaderWorkerSet, and the headless Service of its name. No watch brings either: LWS may not be
+        installed, and it makes the Service without a label of ours."""
+        may_have_one = self._pods.has_groups(key) or read_status(service).nodes is not None
+        if not (is_over_nodes(service) or may_have_one):
+            return _Foreign(KindAccess.UNKNOWN)
+        name = groups_name(key.name)
+        return await self._foreign(key.namespace, (kinds.LEADER_WORKER_SET, name), (kinds.KUBERNETES_SERVICE, name))
+
+    async def _foreign(self, namespace: str, *names: tuple[ResourceKind, str]) -> _Foreign:
+        """The objects with these names, if the first one's kind is installed and may be read."""
         try:
-            if not await self._api.serves(kinds.INFERENCE_POOL):
-                return _Gateway(PoolAccess.NOT_INSTALLED)
-            names = ((kinds.INFERENCE_POOL, key.name), (kinds.KUBERNETES_SERVICE, picker))
-            documents = await asyncio.gather(*(self._child(kind, key.namespace, name) for kind, name in names))
+            if not await self._api.serves(names[0][0]):
+                return _Foreign(KindAccess.NOT_INSTALLED)
+            documents = await asyncio.gather(*(self._child(kind, namespace, name) for kind, name in names))
         except ApiError as error:
             if error.forbidden:
-                return _Gateway(PoolAccess.FORBIDDEN)
+                return _Foreign(KindAccess.FORBIDDEN)
             raise
         keys = [(kind.kind, name) for kind, name in names]
         present = {key: document for key, document in zip(keys, documents, strict=True) if document is not None}
-        return _Gateway(PoolAccess.SERVED, present)
+        return _Foreign(KindAccess.SERVED, present)
 
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
         """All NetworkPolicies of the namespace, including those without the label that watches select by."""

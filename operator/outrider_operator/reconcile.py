@@ -93,6 +93,7 @@ class Reconciler:
         self._shown.discard(key)
         self._status_writer.forget(key)
         self._measurements.forget(key)
+        self._observer.forget(key)
         self._users.forget(key)
 
     async def _act(self, key: Key, service: Object) -> tuple[Observed, Plan]:

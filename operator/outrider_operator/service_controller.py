@@ -13,6 +13,7 @@ from outrider_operator import gc_freeze, kinds
 from outrider_operator.apply import Applier, ObserveAgain
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
+    GROUPS_LABEL,
     JOB_NAME_LABEL,
     PROFILE,
     PROFILING,
@@ -20,6 +21,7 @@ from outrider_operator.cluster_model import (
     SHARED_PROFILE,
     Object,
     OperatorSettings,
+    service_of_groups,
 )
 from outrider_operator.configuration import Configuration
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
@@ -216,7 +218,7 @@ class ServiceController:
             self._wake_all_users(profile_shared_as(name_of(document)))
         elif component(document) in (PROFILING, PROFILE):
             self._wake_users(namespace_of(document), label(document, JOB_NAME_LABEL) or name_of(document))
-        elif service := label(document, SERVICE_LABEL):
+        elif service := label(document, SERVICE_LABEL) or service_of_groups(label(document, GROUPS_LABEL)):
             self._wake_one(Key(namespace_of(document), service))
 
     def _wake_users(self, namespace: str, profile: str) -> None:

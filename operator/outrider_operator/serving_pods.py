@@ -1,14 +1,32 @@
-"""Find the serving pods of a service: those that its own Deployments created. Labels alone do not count."""
+"""Find the serving pods of a service: those that its own Deployments or LeaderWorkerSet created. Labels alone do not
+count."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
 from outrider_operator.cache import ObjectCache
-from outrider_operator.cluster_model import SERVICE_LABEL, SERVING, Object, canary_name
+from outrider_operator.cluster_model import (
+    GROUPS_LABEL,
+    SERVICE_LABEL,
+    SERVING,
+    WORKER,
+    Object,
+    canary_name,
+    groups_name,
+)
 from outrider_operator.decide.ownership import selector
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
-from outrider_operator.validation.reading import component, controller_uid, labels_of, name_of, namespace_of, uid_of
+from outrider_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, REPLICA_SET, SERVICE, STATEFUL_SET
+from outrider_operator.validation.reading import (
+    component,
+    controller_of,
+    controller_uid,
+    labels_of,
+    name_of,
+    namespace_of,
+    text,
+    uid_of,
+)
 from outrider_operator.validation.serving_pod import ServingPod, serving_pod
 from outrider_operator.work_queue import Key
 
@@ -30,8 +48,22 @@ class ServingPods:
     def documents(self, key: Key) -> tuple[Object, ...]:
         """The serving pods of `key`, as Kubernetes objects."""
         labelled = self._labelled(key)
-        made_by = self._replica_sets(key) if labelled else frozenset()
+        made_by = self._replica_sets(key) | self._leaders(key) if labelled else frozenset()
         return tuple(pod for pod in labelled if controller_uid(pod) in made_by and component(pod) == SERVING)
+
+    def workers(self, key: Key) -> tuple[Object, ...]:
+        """The other pods of each group. Their StatefulSet belongs to the group's leader."""
+        labelled = tuple(pod for pod in self._labelled(key) if component(pod) == WORKER)
+        if not labelled:
+            return ()
+        leaders = {uid_of(pod) for pod in self.documents(key)}
+        sets = self._cache.labelled(STATEFUL_SET, key.namespace, GROUPS_LABEL, groups_name(key.name))
+        made_by = {uid_of(made) for made in sets if controller_uid(made) in leaders}
+        return tuple(pod for pod in labelled if controller_uid(pod) in made_by)
+
+    def has_groups(self, key: Key) -> bool:
+        """Is there a StatefulSet of a LeaderWorkerSet with the name of the service's?"""
+        return bool(self._leaders(key))
 
     def _labelled(self, key: Key) -> tuple[Object, ...]:
         return self._cache.labelled(POD, key.namespace, SERVICE_LABEL, key.name)
@@ -44,6 +76,14 @@ class ServingPods:
         return frozenset(
             uid_of(replica_set) for replica_set in replica_sets if _makes_pods_of(replica_set, key.name, deployments)
         )
+
+    def _leaders(self, key: Key) -> frozenset[str]:
+        """uid of the StatefulSet that makes the leaders: the one that the LeaderWorkerSet itself controls."""
+        name = groups_name(key.name)
+        made = self._cache.get(STATEFUL_SET, key.namespace, name)
+        owner = controller_of(made or {})
+        is_leaders = (text(owner, "kind"), text(owner, "name")) == (LEADER_WORKER_SET.kind, name)
+        return frozenset({uid_of(made)}) if made is not None and is_leaders else frozenset()
 
 
 def _makes_pods_of(replica_set: Object, service: str, deployments: Container[str]) -> bool:

@@ -8,7 +8,7 @@ from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.apply import ObserveAgain
 from outrider_operator.cache import ObjectCache
-from outrider_operator.cluster_model import Object
+from outrider_operator.cluster_model import REPLICA_WRITER, Object
 from outrider_operator.decide.conditions.status_changes import status_write
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
@@ -42,8 +42,9 @@ class StatusWriter:
         return decided.again_in_s
 
     async def _replace(self, service: Object, status: Object) -> None:
+        sent = {name: value for name, value in service.items() if name != REPLICA_WRITER}
         try:
-            self._cache.wrote(SERVICE, await self._api.replace({**service, "status": status}, "status"))
+            self._cache.wrote(SERVICE, await self._api.replace({**sent, "status": status}, "status"))
         except ApiError as error:
             if error.conflict:
                 await self._read_again(service)

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import ObjectCache
-from outrider_operator.cluster_model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SHARED_PROFILE
-from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, ResourceKind
+from outrider_operator.cluster_model import COMPONENT_LABEL, GROUPS_LABEL, MANAGED_BY_LABEL, MANAGER, SHARED_PROFILE
+from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, STATEFUL_SET, ResourceKind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
@@ -40,6 +40,11 @@ async def relist(
     return seen_at
 
 
+def _selector(kind: ResourceKind) -> str:
+    """Selector of the children of `kind`. A LeaderWorkerSet's controller puts no label of ours on its StatefulSets."""
+    return GROUPS_LABEL if kind == STATEFUL_SET else CHILD_SELECTOR
+
+
 class Watches:
     """The loops over services, children (by label) and, if RBAC allows, nodes."""
 
@@ -57,7 +62,7 @@ class Watches:
         self._loops = []
         for scope in scopes:
             services = Watch(api, cache, SERVICE, scope, "")
-            children = (Watch(api, cache, kind, scope, CHILD_SELECTOR, after=services.answered) for kind in CHILDREN)
+            children = (Watch(api, cache, kind, scope, _selector(kind), after=services.answered) for kind in CHILDREN)
             self._loops += [services, *children]
         if shared_profiles and namespaces and shared_profiles not in namespaces:
             self._loops.append(Watch(api, cache, CONFIG_MAP, shared_profiles, SHARED_PROFILE_SELECTOR))

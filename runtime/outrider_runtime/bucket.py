@@ -1,4 +1,5 @@
-"""Small files of a model in an S3 bucket, read before an engine starts. vLLM's run:ai streamer reads the weights."""
+"""Files in an S3 bucket: the small ones of a model, read before an engine starts, and adapters. vLLM's run:ai streamer
+reads the weights of models."""
 
 from __future__ import annotations
 
@@ -23,17 +24,25 @@ def is_bucket(location: str) -> bool:
 @functools.cache
 def bucket_folder(uri: str) -> Path:
     """A folder with the model's config and tokenizer, which goes with the process. Raises OSError with a sentence."""
-    try:
-        from runai_model_streamer import pull_files
-    except ImportError:
-        what = "runai-model-streamer[s3] is not installed in this image"
-        raise OSError(f"model {uri!r} cannot be read: {what}; use podTemplate.image or another source") from None
     folder = Path(tempfile.mkdtemp(prefix="outrider-bucket-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    try:
-        pull_files(f"{uri.rstrip('/')}/", str(folder), SMALL_FILES)
-    except Exception as error:  # the clients' errors share no base class; any of them means "not there"
-        raise OSError(f"model {uri!r} cannot be had from its bucket: {error}") from error
+    pull(f"model {uri!r}", uri, folder, SMALL_FILES)
     if not (folder / CONFIG_FILE).is_file():
         raise OSError(f"model {uri!r} is not in its bucket: there is no {CONFIG_FILE}; check source.s3.uri")
     return folder
+
+
+def pull(what: str, uri: str, folder: Path, patterns: list[str]) -> None:
+    """Copy files of the bucket's folder `uri` into `folder`. Raises OSError with a sentence about `what`.
+
+    patterns: of whole keys; `*` matches slashes as well.
+    """
+    try:
+        from runai_model_streamer import pull_files
+    except ImportError:
+        missing = "runai-model-streamer[s3] is not installed in this image"
+        raise OSError(f"{what} cannot be read: {missing}; use podTemplate.image or another source") from None
+    try:
+        pull_files(f"{uri.rstrip('/')}/", str(folder), patterns)
+    except Exception as error:  # the clients' errors share no base class; any of them means "not there"
+        raise OSError(f"{what} cannot be had from its bucket: {error}") from error

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider_crds.base import seconds
 from outrider_crds.manifest import ManifestError, load_manifest
 from outrider_crds.runtime_config import BootConfig, HotConfig, boot_config, hot_config
 from outrider_crds.service import SpeculativeService
@@ -31,6 +32,8 @@ class LocalService:
     boot: BootConfig
     """Boot config, whose hostPath sources are folders of this machine."""
     hot: HotConfig
+    drain_timeout_s: float
+    """Seconds that running requests may take after a signal, as in a pod."""
 
 
 def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) -> LocalService:
@@ -52,13 +55,22 @@ def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) ->
     pool = [_localised_drafter(drafter, roots) for drafter in boot.draft_pool]
     engine = boot.engine.model_copy(update={"lora": _localised_lora(boot.engine.lora, roots)})
     localised = {"target": target, "draft_pool": pool, "engine": engine}
-    return LocalService(boot=boot.model_copy(update=localised), hot=hot_config(spec))
+    return LocalService(
+        boot=boot.model_copy(update=localised),
+        hot=hot_config(spec),
+        drain_timeout_s=seconds(spec.rollout.drain_timeout),
+    )
 
 
 def _localised_lora(lora: Lora | None, roots: Sequence[Path]) -> Lora | None:
     """Return the room for adapters with the local folder. A missing folder is kept: each adapter's reason says so."""
     if lora is None or lora.volume is None:
         return lora
+    if lora.volume.oci is not None:
+        raise LocalManifestError(
+            f"the adapters come from the image {lora.volume.oci.reference!r}, which only Kubernetes mounts; name a "
+            "hostPath in engine.lora.volume"
+        )
     if lora.volume.pvc is not None:
         raise LocalManifestError(
             f"the adapters come from the claim {lora.volume.pvc.claim_name!r}, and there are no claims without "

@@ -130,10 +130,15 @@ class Cluster(Kubectl):
         """Address at which pods reach what listens on this machine, 0.0.0.0 included."""
         return str(self.subnets.machine)
 
-    def add_node(self, product: str | None = None, gpus: int = ClusterSpec.gpus) -> str:
-        """One more node, Ready; its name."""
+    def add_node(
+        self, product: str | None = None, gpus: int = ClusterSpec.gpus, *, own_images: bool = False,
+        mounts_images: bool = False,
+    ) -> str:  # fmt: skip
+        """One more node, Ready; its name. own_images: its containers see nothing of this machine. mounts_images: it has
+        a containerd that mounts images as volumes."""
         record = self._expect_record()
-        node = NodeSpec(record.nodes, product, gpus)
+        containerd = str(binaries.containerd()) if mounts_images else ""
+        node = NodeSpec(record.nodes, product, gpus, own_images, containerd)
         self._ask({"do": "add_node", "node": node.to_json()})
         self._write_record(replace(record, nodes=record.nodes + 1))
         self._wait_until_ready([node])
@@ -142,6 +147,10 @@ class Cluster(Kubectl):
     def import_image(self, name: str) -> None:
         """Give the checkout's image one more name, on every node: outrider.local/runtime-cpu:next."""
         self._ask({"do": "import_image", "name": name})
+
+    def load_image(self, node: str, archive: Path) -> None:
+        """Bring an image that was built to a node with `own_images`."""
+        self._ask({"do": "load_image", "node": node, "archive": str(archive)})
 
     def kill_apiserver(self) -> None:
         """The API server goes away; pods run on."""

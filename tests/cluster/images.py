@@ -13,7 +13,7 @@ import os
 import sys
 import tarfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,14 @@ def write_checkout_image(target: Path, names: Sequence[str]) -> None:
     for name, entry in _programs().items():
         layer.file(f"{OURS}/bin/{name}".lstrip("/"), _program(entry), mode=0o755)
     _write_image(target, list(names), layer.finish(), _config())
+
+
+def write_data_image(target: Path, name: str, files: Mapping[str, bytes]) -> None:
+    """An image of files and nothing that runs, as models come in. files: path from the root -> content."""
+    layer = _Layer()
+    for path, content in files.items():
+        layer.file(path, content)
+    _write_image(target, [name], layer.finish(), {})
 
 
 def _config() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ class Node:
     def _container_runtime(self) -> str:
         return f"containerd-{self.spec.name}"
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        """containerd, and the shims that it starts, are found here."""
+        folders = (self.spec.containerd, os.environ["PATH"])
+        return {**os.environ, "PATH": os.pathsep.join(filter(None, folders))}
+
     def begin(self, processes: Processes) -> None:
         """Start its containerd: nothing in it needs the API server."""
         add_node_address(self.subnets, self.spec.index)
@@ -63,7 +70,7 @@ class Node:
         (self._volatile / "cni" / "pods.conflist").write_text(json.dumps(self._cni_config()))
         config = self._volatile / "containerd.toml"
         config.write_text(self._containerd_config())
-        processes.start(self._container_runtime, ["containerd", "--config", str(config)])
+        processes.start(self._container_runtime, ["containerd", "--config", str(config)], self._environment)
 
     def join(self, processes: Processes) -> None:
         """Import the images and start its kubelet."""
@@ -77,6 +84,10 @@ class Node:
     def add_image_name(self, name: str) -> None:
         """One more name for the image of the checkout."""
         self.ctr("images", "tag", "--force", IMAGES[0], name)
+
+    def load_image(self, archive: str) -> None:
+        """Import what `docker save` wrote."""
+        self.ctr("images", "import", archive)
 
     def ctr(self, *arguments: str) -> str:
         """containerd's own client, in Kubernetes' namespace."""
@@ -101,9 +112,11 @@ class Node:
 
     def _containerd_config(self) -> str:
         cri = 'plugins."io.containerd.grpc.v1.cri"'
+        # Images that were built are too large for memory.
+        root = self.layout.node(self.spec.name) if self.spec.own_images else self._volatile
         return f"""
 version = 2
-root = "{self._volatile}/containerd-root"
+root = "{root}/containerd-root"
 state = "{self._volatile}/containerd-state"
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
   "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper"]
@@ -117,7 +130,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   disable_hugetlb_controller = true
 [{cri}.containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
-  base_runtime_spec = "{BASE_SPEC}"
+  base_runtime_spec = "{"" if self.spec.own_images else BASE_SPEC}"
 [{cri}.cni]
   bin_dir = "{cni_plugins()}"
   conf_dir = "{self._volatile}/cni"

@@ -24,6 +24,10 @@ class NodeSpec:
     index: int
     product: str | None = None
     gpus: int = DEFAULT_GPUS
+    own_images: bool = False
+    """Containers see what their image holds, and nothing of this machine."""
+    containerd: str = ""
+    """Folder with the programs of another containerd than the machine's."""
 
     @property
     def name(self) -> str:

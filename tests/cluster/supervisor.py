@@ -117,6 +117,11 @@ class Supervisor:
             node.add_image_name(name)
         self._image_names.append(name)
 
+    def do_load_image(self, progress: Progress, node: str, archive: str) -> None:
+        """Import an image that was built, on one node."""
+        del progress
+        self._nodes[node].load_image(archive)
+
     def do_kill(self, progress: Progress, process: str) -> None:
         """End a process at once, as a crash would."""
         del progress

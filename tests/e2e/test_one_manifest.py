@@ -10,7 +10,7 @@ import json
 import pytest
 import yaml
 from outrider_crds.runtime_config import MODEL_CACHE_DIR
-from outrider_runtime.control.selection.drafters import best_choice
+from outrider_runtime.control.choose_drafters import best_choice
 
 from demo.service import JsonObject, condition, shows_acceptance
 from setup.steps import REPOSITORY

@@ -32,8 +32,10 @@ class Bucket:
 
 @contextmanager
 def bucket(folders: dict[str, Path], place: Path, name: str = "models") -> Iterator[Bucket]:
-    """Serve `folders` by their prefixes. place: for the certificates."""
-    objects = {f"{prefix}/{file.name}": file for prefix, folder in folders.items() for file in folder.iterdir()}
+    """Serve `folders` by their prefixes; the bucket's own files have none. place: for the certificates."""
+    objects = {
+        f"{prefix}/{file.name}".lstrip("/"): file for prefix, folder in folders.items() for file in folder.iterdir()
+    }
     authority, chain = _certificates(place)
     served = Bucket(name, "", authority)
     handler = type("Handler", (_Handler,), {"objects": objects, "bucket": served})

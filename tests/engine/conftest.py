@@ -15,6 +15,7 @@ import yaml
 from outrider_runtime.vllm_plugin import cpu
 
 from tests.engine.engines import DEVICE, EAGLE_HEAD
+from tests.engine.planted_models import Counting, counting
 from tests.engine.server_process import EXAMPLE, TARGET, Server
 from tests.otlp_receiver import Receiver, receiving
 
@@ -61,6 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder for planted models, whose random weights are the same in every run."""
     torch.manual_seed(0)
     return tmp_path_factory.mktemp("planted")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Counting:
+    """A small target and its drafters, for tests that ask of an answer only that it stays the same."""
+    return counting(tmp_path_factory.mktemp("counting"))
 
 
 @pytest.fixture(scope="session")

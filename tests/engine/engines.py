@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -36,6 +37,7 @@ from outrider_crds.spec import (
     SparseSelf,
     SpeculationMode,
 )
+from outrider_runtime.loop import drafter_availability
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.paths import Paths
@@ -60,20 +62,20 @@ DEVICE_ARGUMENTS = shlex.split(os.environ.get("OUTRIDER_TEST_DEVICE_ARGUMENTS", 
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", *DEVICE_ARGUMENTS)
 
 
-def windowed(folder: Path) -> Path:
-    """The small target as a model whose layers forget all but the last 64 tokens; made in `folder`."""
+def windowed(folder: Path, source: Path = SMALL) -> Path:
+    """A Llama as a model whose layers forget all but the last 64 tokens; made in `folder`."""
     made = folder / "windowed"
-    shutil.copytree(SMALL, made)
+    shutil.copytree(source, made)
     config = json.loads((made / "config.json").read_text())
     changed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
     (made / "config.json").write_text(json.dumps({**config, **changed}))
     return made
 
 
-def interleaved(folder: Path) -> Path:
-    """The small target as a model of which every other layer forgets all but the last 64 tokens; made in `folder`."""
+def interleaved(folder: Path, target: Path = SMALL) -> Path:
+    """A Llama as a model of which every other layer forgets all but the last 64 tokens; made in `folder`."""
     made = folder / "interleaved"
-    shutil.copytree(SMALL, made)
+    shutil.copytree(target, made)
     config = json.loads((made / "config.json").read_text())
     kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
     (made / "config.json").write_text(json.dumps({**config, "layer_types": kinds, "sliding_window": 64}))
@@ -179,19 +181,28 @@ def own_environment(**variables: str) -> Iterator[None]:
 
 @contextmanager
 def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
-    """A `vllm.LLM` in this process; closed again with its threads and its distributed state."""
+    """A `vllm.LLM` in this process; closed again with its threads and its distributed state, its run folder removed.
+    After a start that failed the folder stays: it has the notes for the next start."""
     cache_gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB)
     with own_environment(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR", VLLM_CPU_KVCACHE_SPACE=cache_gib
     ):  # fmt: skip
         launch.prepare(plan)
         hide_dunders_of_llvmlite()
-        with small_heap():
+        with small_heap(), suspensions_without_end():
             llm = start(arguments_.engine_arguments(plan))
             try:
                 yield llm
             finally:
                 stop(llm)
+                shutil.rmtree(plan.paths.run_dir, ignore_errors=True)
+
+
+@contextmanager
+def suspensions_without_end() -> Iterator[None]:
+    """A request may take longer than a suspension on a busy machine, and a test that looks afterwards sees none."""
+    with mock.patch.multiple(drafter_availability, FIRST_SUSPENSION_S=math.inf, LONGEST_SUSPENSION_S=math.inf):
+        yield
 
 
 @contextmanager

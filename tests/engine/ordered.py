@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_crds.spec import DrafterSpec
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures
@@ -169,6 +169,16 @@ class OrderedBench:
     @property
     def orders_and_reports(self) -> list[tuple[DraftOrder, DraftReport]]:
         return list(self.scheduler.by_step.values())
+
+    def right(self, number: int, answers: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Count the tokens that this member proposed in the last `run`: those that the answers have there, and all."""
+        right = tried = 0
+        for (member, name, known), tokens in self.scheduler.proposals.items():
+            if member == number:
+                answer = answers[int(name)][known - self.prompt_tokens[int(name)] :]
+                tried += min(len(tokens), len(answer))
+                right += sum(token == other for token, other in zip(tokens, answer, strict=False))
+        return right, tried
 
     def proposed(self, number: int) -> int:
         """Tokens of this member that came back."""

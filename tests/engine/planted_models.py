@@ -1,7 +1,8 @@
-"""Block drafters and targets with MTP layers in their published formats, made in seconds for tests of mechanics.
+"""Models in their published formats, made in seconds for tests of mechanics: targets, with MTP layers or without, and
+drafters for them.
 
-Weights are random, so that proposals depend on all that a drafter reads. A Markov head and MTP layers are planted, so
-that some of their proposals are accepted. They say nothing of acceptance rates.
+Weights are random, so that tokens depend on all that a model reads. Markov heads, MTP layers and the models that count
+are planted, so that some proposals are accepted. They say nothing of acceptance rates.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,8 +20,6 @@ from tests.engine.engines import EAGLE_HEAD, SMALL
 
 Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
-EVEN_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
-"""Sizes that two ranks can share."""
 TARGET_LAYERS = [0, 2, 4]
 """Layers of the small target after which a block drafter reads hidden states."""
 BLOCK_TOKENS = 8
@@ -37,11 +36,17 @@ RECURRENT_SIZES = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+COUNTING_SIZES: Config = {
+    "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
+}  # fmt: skip
+COUNTING_LAYERS = 4
+COUNTED_TOKENS = 6
+"""Tokens of a circle in which a counting model goes round."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
-def target_config() -> Config:
-    config: Config = json.loads((SMALL / "config.json").read_text())
+def target_config(source: Path = SMALL) -> Config:
+    config: Config = json.loads((source / "config.json").read_text())
     return config
 
 
@@ -60,6 +65,82 @@ def decoder_layer(config: Config, prefix: str, scale: float = 1.0) -> Weights:
     }
     made = {f"{prefix}{name}.weight": scale * torch.randn(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
     return made | {f"{prefix}{name}_layernorm.weight": torch.ones(width) for name in ("input", "post_attention")}
+
+
+class Counting(NamedTuple):
+    """A target, a head and a draft model for it."""
+
+    target: Path
+    head: Path
+    draft: Path
+    """The target's first layer."""
+
+
+def counting(folder: Path) -> Counting:
+    target, head = counting_llama(folder / "target"), counting_head(folder / "head")
+    return Counting(target, head, counting_llama(folder / "draft", layers=1))
+
+
+def counting_llama(folder: Path, layers: int = COUNTING_LAYERS, scale: float = 1.2, **sizes: int) -> Path:
+    """A Llama with the small target's vocabulary, in a tenth of its time. It counts in circles, with mistakes that
+    depend on all tokens before. Fewer `layers` are the first ones: a draft that is often right.
+    scale: of what a layer adds; the larger, the more depends on the context."""
+    config = _counting_config() | {"num_hidden_layers": layers} | sizes
+    embedding = _counting_embedding(config)
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": _counting_output(embedding)}
+    weights["model.norm.weight"] = torch.ones(config["hidden_size"])
+    for number in range(layers):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number + 1)
+            layer = decoder_layer(config, f"model.layers.{number}.")
+        for name, factor in (("self_attn.q_proj", 3.0), ("self_attn.o_proj", scale), ("mlp.down_proj", scale)):
+            layer[f"model.layers.{number}.{name}.weight"] *= factor
+        weights |= layer
+    return save(folder, config, weights, tokenizer=SMALL)
+
+
+def counting_head(folder: Path, layers: Sequence[int] = (1, 2, 3)) -> Path:
+    """An EAGLE-3 head for the counting Llama. It counts on from its token, and mostly leaves out the mistakes.
+
+    layers: before which it reads hidden states."""
+    config = _counting_config() | {
+        "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "norm_before_residual": True,
+        "eagle_aux_hidden_state_layer_ids": [*layers],
+    }  # fmt: skip
+    width, layer, embedding = config["hidden_size"], "midlayer.", _counting_embedding(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        weights = decoder_layer(config, layer, scale=0.3)
+        look = torch.randn(width, width) * width**-0.5  # attention finds the token itself
+    nothing, same = torch.zeros(width, width), torch.eye(width)
+    for name, of_token in (("q", 1.5 * look), ("k", look), ("v", same)):
+        weights[f"{layer}self_attn.{name}_proj.weight"] = torch.cat([of_token, nothing], dim=1)
+    weights |= {
+        f"{layer}self_attn.o_proj.weight": same,
+        f"{layer}hidden_norm.weight": torch.full((width,), 0.3),
+        "fc.weight": torch.cat([same, same, same], dim=1),
+        "norm.weight": torch.ones(width),
+        "lm_head.weight": _counting_output(embedding),
+    }
+    return save(folder, config, weights)
+
+
+def _counting_config() -> Config:
+    return target_config() | COUNTING_SIZES | {"tie_word_embeddings": False, "dtype": "float32"}
+
+
+def _counting_embedding(config: Config) -> torch.Tensor:
+    """Tokens of a circle are alike, so that several are probable where a sampled request draws."""
+    random, width, tokens = torch.Generator().manual_seed(0), config["hidden_size"], config["vocab_size"]
+    circles = torch.randn(tokens // COUNTED_TOKENS, width, generator=random).repeat_interleave(COUNTED_TOKENS, dim=0)
+    own = torch.randn(tokens, width, generator=random)
+    return (7**0.5 * circles + 3**0.5 * own) / 10**0.5
+
+
+def _counting_output(embedding: torch.Tensor) -> torch.Tensor:
+    """Each row answers to the token before it in its circle."""
+    token = torch.arange(len(embedding))
+    return 0.25 * embedding[token - token % COUNTED_TOKENS + (token - 1) % COUNTED_TOKENS]
 
 
 def head_norms(config: Config, prefix: str) -> Weights:
@@ -91,9 +172,9 @@ def dflash(folder: Path, layers: int = 2, **sizes: int) -> Path:
     return save(folder, config, weights)
 
 
-def dflash2(folder: Path, taps: int = 2, group: int = 16, rank: int = 32) -> Path:
+def dflash2(folder: Path, taps: int = 2, group: int = 16, rank: int = 32, **sizes: int) -> Path:
     """DFlash with convolutions over the block, and a walk over the best candidates of each position."""
-    config, weights = _block_draft(2)
+    config, weights = _block_draft(2, **sizes)
     width = config["hidden_size"]
     for name in (f"layers.{number}.{part}" for number in range(2) for part in ("attention_conv", "mlp_conv")):
         weights[f"{name}.base_kernel"] = torch.randn(2, taps, width) * 0.1 + 0.5
@@ -133,9 +214,9 @@ def dspark(
     return save(folder, config, weights)
 
 
-def in_speculators_format(folder: Path, kind: str = "dflash") -> Path:
+def in_speculators_format(folder: Path, kind: str = "dflash", **more_sizes: Any) -> Path:
     """A DFlash draft as the library `speculators` saves it: its own vocabulary, and layers counted from 1."""
-    config, weights = _block_draft(2)
+    config, weights = _block_draft(2, **more_sizes)
     sizes = {name: config.pop(name) for name in (*COPIED_FIELDS, "model_type", "num_hidden_layers", "rope_theta")}
     weights["lm_head.weight"] = torch.randn(DRAFT_VOCABULARY, sizes["hidden_size"])
     weights["d2t"] = torch.zeros(DRAFT_VOCABULARY, dtype=torch.int64)
@@ -161,9 +242,22 @@ def eagle_of_small(folder: Path, **update: Any) -> Path:
     return folder
 
 
-def mimo(folder: Path) -> Path:
-    """The small target as a MiMo (Qwen2's layers with biases of zero). Its MTP layer mostly repeats its token."""
-    target, weights = target_config(), _target_weights()
+def even_heads_of_small(folder: Path) -> Path:
+    """The small target without a third of its heads, so that two ranks can share it."""
+    heads, kv_heads = 6, 2
+    config = target_config() | {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "dtype": "float32"}
+    weights, head = _target_weights(), config["head_dim"]
+    for name in [name for name in weights if ".self_attn." in name]:
+        if name.endswith("o_proj.weight"):
+            weights[name] = weights[name][:, : heads * head]
+        else:
+            weights[name] = weights[name][: (heads if "q_proj" in name else kv_heads) * head]
+    return save(folder, config, weights, tokenizer=SMALL)
+
+
+def mimo(folder: Path, source: Path = SMALL) -> Path:
+    """A Llama as a MiMo (Qwen2's layers with biases of zero). Its MTP layer mostly repeats its token."""
+    target, weights = target_config(source), _target_weights(source)
     config = {
         **target, "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1,
         "attention_bias": True, "rope_theta": 100000.0, "use_sliding_window": False,
@@ -204,8 +298,8 @@ def in_8_bits(folder: Path, source: Path, ignored: Sequence[str]) -> Path:
 def qwen3_next(
     folder: Path, layers: int = 6, experts: int = 4, inner: int = 64, recurrent: Sequence[int] = (), **sizes: Any
 ) -> Path:  # fmt: skip
-    """A Qwen3-Next with one MTP layer, which hands out hidden states. Target and MTP layer count through the
-    vocabulary, with mistakes.
+    """A Qwen3-Next with one MTP layer, which hands out hidden states. Target and MTP layer count in circles,
+    with mistakes.
 
     recurrent: layers that keep a state (linear attention) in place of keys and values. sizes: fields that are not the
     small target's."""
@@ -219,8 +313,9 @@ def qwen3_next(
         "rope_theta": 100000.0, "partial_rotary_factor": 0.25, "full_attention_interval": 1, **RECURRENT_SIZES,
     }  # fmt: skip
     config.pop("rope_parameters", None)
-    width, embedding = target["hidden_size"], _target_weights()["model.embed_tokens.weight"]
-    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.roll(1, 0)}
+    width, small = target["hidden_size"], _target_weights()["model.embed_tokens.weight"]
+    embedding = small if width == small.shape[1] else small.std() * _counting_embedding(config)
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": _counting_output(embedding)}
     for prefix in (*(f"model.layers.{number}." for number in range(layers)), "mtp.layers.0."):
         weights |= _attention_layer_with_gate(config, prefix, with_experts=prefix.endswith("layers.0."))
     for number in recurrent:
@@ -229,6 +324,32 @@ def qwen3_next(
         weights[f"{norm}.weight"] = torch.zeros(width)  # vLLM adds 1
     weights["mtp.fc.weight"] = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], dim=1)
     return save(folder, config, weights, tokenizer=SMALL)
+
+
+def mamba2(folder: Path, inner: int = 256, state: int = 16) -> Path:
+    """A Mamba-2 of one layer with the small target's vocabulary: all that it knows of a request is a state."""
+    vocabulary, width, head, taps = target_config()["vocab_size"], 64, 64, 4
+    heads, mixed = inner // head, inner + 2 * state
+    config = {
+        "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "vocab_size": vocabulary, "hidden_size": width,
+        "state_size": state, "num_hidden_layers": 1, "num_heads": heads, "head_dim": head, "n_groups": 1, "expand": 4,
+        "conv_kernel": taps, "use_bias": False, "use_conv_bias": True, "tie_word_embeddings": True, "dtype": "float32",
+    }  # fmt: skip
+    prefix = "backbone.layers.0."
+    weights = {
+        "backbone.embeddings.weight": torch.randn(vocabulary, width),
+        "backbone.norm_f.weight": torch.ones(width),
+        f"{prefix}norm.weight": torch.ones(width),
+        f"{prefix}mixer.in_proj.weight": torch.randn(inner + mixed + heads, width) * width**-0.5,
+        f"{prefix}mixer.conv1d.weight": torch.randn(mixed, 1, taps) * taps**-0.5,
+        f"{prefix}mixer.conv1d.bias": torch.zeros(mixed),
+        f"{prefix}mixer.dt_bias": torch.ones(heads),
+        f"{prefix}mixer.A_log": torch.zeros(heads),
+        f"{prefix}mixer.D": torch.ones(heads),
+        f"{prefix}mixer.norm.weight": torch.ones(inner),
+        f"{prefix}mixer.out_proj.weight": torch.randn(width, inner) * inner**-0.5,
+    }
+    return save(folder, config, weights)
 
 
 def _attention_layer_with_gate(config: Config, prefix: str, *, with_experts: bool) -> Weights:
@@ -270,8 +391,8 @@ def _experts(config: Config, prefix: str) -> Weights:
     return made
 
 
-def _target_weights() -> Weights:
-    return {name: weight.float() for name, weight in load_file(SMALL / "model.safetensors").items()}
+def _target_weights(source: Path = SMALL) -> Weights:
+    return {name: weight.float() for name, weight in load_file(source / "model.safetensors").items()}
 
 
 def save(folder: Path, config: Config, weights: Weights, tokenizer: Path | None = None) -> Path:

@@ -120,14 +120,14 @@ class Server:
                 self.process.wait()
 
 
-def boot_document(*, extra_arguments: list[str]) -> dict[str, Any]:
-    """A boot config of the target alone, as the operator would write it for a model on the hub."""
+def boot_document(target: Path, *, extra_arguments: list[str]) -> dict[str, Any]:
+    """A boot config of `target` alone, as the operator would write it for a model on the hub."""
     return {
         "schemaVersion": 1,
         "service": "alone",
         "namespace": "demo",
         "revision": "alone-1",
-        "target": {"name": str(TARGET), "source": {"hub": {}}},
+        "target": {"name": str(target), "source": {"hub": {}}},
         "accelerator": {"products": ["cpu"]},
         "engine": {"maxModelLen": 1024, "extraArgs": ["--max-num-seqs=4", "--enforce-eager", *extra_arguments]},
         "maxDraftTokens": 3,

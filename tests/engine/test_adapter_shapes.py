@@ -15,7 +15,7 @@ import torch
 from outrider_runtime.server.vllm_backend import engine_sentence
 from safetensors.torch import load_file, save_file
 
-from tests.engine.test_what_serving_must_not_lose import write_adapter
+from tests.engine.test_request_kinds import write_adapter
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 

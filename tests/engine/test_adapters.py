@@ -1,6 +1,6 @@
 """LoRA adapters of a real server: loaded, replaced and taken out while it serves, and refused with a sentence.
 
-Their weights are random and made here, so an adapter's greedy answer differs from the target's.
+The target is planted; weights of adapters are random and made here, so that one's greedy answer is not the target's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import yaml
 from outrider_crds.runtime_state import AdapterState
 from safetensors.torch import load_file, save_file
 
+from tests.engine.planted_models import Counting
 from tests.engine.server_process import EXAMPLE, Server
-from tests.engine.test_what_serving_must_not_lose import write_adapter
+from tests.engine.test_request_kinds import write_adapter
 
 pytestmark = pytest.mark.model
 
@@ -30,11 +31,12 @@ PROMPT = "Repeat: one two three four one two three four one two"
 
 @dataclass(frozen=True)
 class Adapted:
-    """A server with room for adapters, its manifest, and the folder that they are read from."""
+    """A server with room for adapters, its manifest, the folder that they are read from, and the target's."""
 
     server: Server
     manifest: Path
     folder: Path
+    target: Path
 
     def want(self, **folders: str) -> None:
         """Write `spec.adapters`: name=folder."""
@@ -49,10 +51,12 @@ class Adapted:
         return state
 
     def wait_for(self, *names: str) -> None:
-        def loaded() -> list[str]:
-            return [adapter.name for adapter in self.server.state().adapters if adapter.loaded]
+        """Wait until these are loaded, and no other is wanted any more."""
 
-        self.server.wait_until(f"adapters {names}", lambda: loaded() == list(names))
+        def adapters() -> list[tuple[str, bool]]:
+            return [(adapter.name, adapter.loaded) for adapter in self.server.state().adapters]
+
+        self.server.wait_until(f"adapters {names}", lambda: adapters() == [(name, True) for name in names])
 
     def reason(self, name: str) -> str:
         """The sentence about an adapter that cannot be loaded."""
@@ -77,14 +81,15 @@ class Adapted:
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
+def adapted(models: Counting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
     folder = tmp_path_factory.mktemp("adapted")
     adapters = folder / "adapters"
     adapters.mkdir()
     for seed, name in enumerate(("one", "two"), 1):
-        write_adapter(adapters / name, seed=seed)
+        write_adapter(adapters / name, seed, target=models.target)
     document = yaml.safe_load(EXAMPLE.read_text())
     spec = document["spec"]
+    spec["target"]["source"]["hostPath"]["path"] = str(models.target)
     spec["draftPool"] = [drafter for drafter in spec["draftPool"] if drafter["name"] == "lookup"]
     spec["speculation"]["mode"] = "Static"  # on a busy machine drafting may not pay
     spec["engine"]["lora"] = {"maxAdapters": 2, "maxRank": 8, "volume": {"hostPath": {"path": str(adapters)}}}
@@ -94,7 +99,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
     server = Server(folder / "server.log", TARGET_NAME, "-f", str(manifest))
     try:
         server.wait_until("readiness", server.is_ready)
-        yield Adapted(server, manifest, adapters)
+        yield Adapted(server, manifest, adapters, models.target)
     finally:
         server.stop()
 
@@ -167,54 +172,54 @@ def test_running_requests_keep_the_weights_they_began_with(adapted: Adapted) -> 
     adapted.server.wait_until("the first weights", lambda: adapted.answer("first") == start)
 
 
-def _changed(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+def _changed(folder: Path, target: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """Write an adapter, each of whose weights `change` made."""
-    write_adapter(folder, seed=3)
+    write_adapter(folder, seed=3, target=target)
     weights = load_file(folder / "adapter_model.safetensors")
     changed = {name: change(name, weight).contiguous() for name, weight in weights.items()}
     save_file(changed, folder / "adapter_model.safetensors")
 
 
-def _narrow(folder: Path) -> None:
+def _narrow(folder: Path, target: Path) -> None:
     """Half as wide: vLLM itself copies it into a corner of the target's tensors."""
-    _changed(folder, lambda name, weight: weight[:, :288] if "q_proj.lora_A" in name else weight)
+    _changed(folder, target, lambda name, weight: weight[:, :64] if "q_proj.lora_A" in name else weight)
 
 
-def _of_fewer_values(folder: Path) -> None:
+def _of_fewer_values(folder: Path, target: Path) -> None:
     """Fewer heads of keys and values, which vLLM keeps in one layer with the queries."""
-    _changed(folder, lambda name, weight: weight[:64] if "v_proj.lora_B" in name else weight)
+    _changed(folder, target, lambda name, weight: weight[:64] if "v_proj.lora_B" in name else weight)
 
 
-def _of_high_rank(folder: Path) -> None:
-    write_adapter(folder, seed=3, rank=16)
+def _of_high_rank(folder: Path, target: Path) -> None:
+    write_adapter(folder, seed=3, rank=16, target=target)
 
 
-def _with_other_modules(folder: Path) -> None:
-    write_adapter(folder, seed=3)
+def _with_other_modules(folder: Path, target: Path) -> None:
+    write_adapter(folder, seed=3, target=target)
     weights = load_file(folder / "adapter_model.safetensors")
     other = {name.replace("q_proj", "wqkv"): weight for name, weight in weights.items()}
     save_file(other, folder / "adapter_model.safetensors")
 
 
-def _cut_short(folder: Path) -> None:
-    write_adapter(folder, seed=3)
+def _cut_short(folder: Path, target: Path) -> None:
+    write_adapter(folder, seed=3, target=target)
     file = folder / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:2000])
 
 
-def _without_weights(folder: Path) -> None:
-    write_adapter(folder, seed=3)
+def _without_weights(folder: Path, target: Path) -> None:
+    write_adapter(folder, seed=3, target=target)
     (folder / "adapter_model.safetensors").unlink()
 
 
 MISFITS: dict[str, tuple[Any, str]] = {
-    "another width": (_narrow, "layers.0.self_attn.q_proj takes 288 numbers and makes 576, the target's 576 and 576"),
-    "fewer values": (_of_fewer_values, "layers.0.self_attn.v_proj takes 576 numbers and makes 64"),
+    "another width": (_narrow, "layers.0.self_attn.q_proj takes 64 numbers and makes 128, the target's 128 and 128"),
+    "fewer values": (_of_fewer_values, "layers.0.self_attn.v_proj takes 128 numbers and makes 64"),
     "a higher rank": (_of_high_rank, "has rank 16, and engine.lora.maxRank is 8"),
     "other modules": (_with_other_modules, "wqkv"),
     "half a file": (_cut_short, ""),
     "no weights": (_without_weights, "there is no adapter_model.safetensors in misfit"),
-    "no folder": (lambda _folder: None, "there is no adapter_config.json in misfit"),
+    "no folder": (lambda _folder, _target: None, "there is no adapter_config.json in misfit"),
 }
 
 
@@ -225,7 +230,7 @@ def test_an_adapter_that_does_not_fit_is_refused_with_a_sentence(adapted: Adapte
     adapted.wait_for("first")
     first = adapted.answer("first")
     shutil.rmtree(adapted.folder / "misfit", ignore_errors=True)
-    make(adapted.folder / "misfit")
+    make(adapted.folder / "misfit", adapted.target)
     adapted.want(first="one", bad="misfit")
     reason = adapted.reason("bad")
     assert said in reason
@@ -240,7 +245,7 @@ def test_an_adapter_whose_files_come_later_is_loaded_then(adapted: Adapted) -> N
     """A folder that is filled after the manifest was applied needs no second edit."""
     adapted.want(first="one", late="late")
     assert "there is no adapter_config.json in late" in adapted.reason("late")
-    write_adapter(adapted.folder / "late", seed=4)
+    write_adapter(adapted.folder / "late", seed=4, target=adapted.target)
     adapted.wait_for("first", "late")
     assert adapted.state("late").reason == ""
     adapted.want(first="one")

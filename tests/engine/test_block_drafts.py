@@ -14,21 +14,25 @@ from unittest import mock
 import numpy as np
 import pytest
 from outrider_crds.spec import DrafterSpec
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibrator
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers
 
 from tests.engine import planted_models
-from tests.engine.engines import POOR_DRAFT, SMALL, block, draft_model, eagle, interleaved, lookup
+from tests.engine.engines import RequestArguments, block, draft_model, eagle, interleaved, lookup
 from tests.engine.ordered import Giver, OrderedBench, ordered
+from tests.engine.planted_models import COUNTING_SIZES, Counting, counting_llama
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 TRAINED_CONFIDENCE = -8.0
 """Log-odds that no planted draft's own are near."""
 MOST = 3
 """Tokens, fewer than a block of the checkpoints holds."""
-CHUNKED = "The old lighthouse keeper counted the waves: one, two, three, four, one, two. " * 36 + "Then he"
-"""A prompt that is read in two steps."""
+IN_CHUNKS = ("--max-num-batched-tokens=256",)
+CHUNKED = "The old lighthouse keeper counted the waves: one, two, three, four, one, two. " * 15 + "Then he"
+"""A prompt that an engine with IN_CHUNKS reads in two steps."""
+LAYERS = 6
+"""Layers of the planted target, whose first, third and fifth ones block drafters read."""
 PROMPTS = (
     "The capital of France is",
     "one two three four five six one two three four five six one two three",
@@ -36,6 +40,8 @@ PROMPTS = (
     CHUNKED,
 )
 BLOCKS = ("dflash", "spark", "dflash2", "second")
+COUNTING = "one two three four five six one two three four five six one two three"
+REGULAR_EXPRESSION = "(one two three ){4}"
 
 
 def idle(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
@@ -81,6 +87,9 @@ def assert_members_serve(engine: OrderedBench) -> None:
     assert not engine.forwards
     assert engine.run(PROMPTS, everything) == reference
     together = dict(engine.scheduler.proposals)
+    rights = [engine.right(member, reference) for member in range(len(engine.names))]
+    right, tried = np.sum(rights, axis=0).tolist()
+    assert 0 < right < tried or engine.runner._asynchronous, "some tokens are accepted, some rejected"
     assert engine.run(PROMPTS, by_turns, arrive_every=2) == reference
     assert_forwards(engine)
     for member, name in enumerate(engine.names):
@@ -108,25 +117,26 @@ def assert_forwards(engine: OrderedBench) -> None:
         assert (np.isfinite(reports) == (np.array(lengths) != IDLE)).all()
 
 
-def pool_of_five(folder: Path) -> list[DrafterSpec]:
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    return counting_llama(folder / "target", LAYERS)
+
+
+@pytest.fixture(scope="module")
+def five(folder: Path, models: Counting) -> Sequence[DrafterSpec]:
     successors = {token: token + 1 for token in range(100, 300)}
     return [
         lookup(),
-        eagle(planted_models.eagle_of_small(folder / "eagle")),
-        block(planted_models.dspark(folder / "spark", successors), "spark"),
-        block(planted_models.dflash(folder / "dflash"), "dflash"),
-        draft_model(POOR_DRAFT),
+        eagle(models.head),
+        block(planted_models.dspark(folder / "spark", successors, **COUNTING_SIZES), "spark"),
+        block(planted_models.dflash(folder / "dflash", **COUNTING_SIZES), "dflash"),
+        draft_model(models.draft),
     ]
 
 
 @pytest.fixture(scope="module")
-def five(folder: Path) -> Sequence[DrafterSpec]:
-    return pool_of_five(folder)
-
-
-@pytest.fixture(scope="module")
-def engine_of_five(five: Sequence[DrafterSpec]) -> Iterator[OrderedBench]:
-    with ordered(five, target=SMALL) as engine:
+def engine_of_five(five: Sequence[DrafterSpec], target: Path) -> Iterator[OrderedBench]:
+    with ordered(five, target=target, extra=IN_CHUNKS) as engine:
         yield engine
 
 
@@ -135,6 +145,10 @@ def test_pool_of_five_is_lossless(engine_of_five: OrderedBench) -> None:
     blocks = [engine_of_five.member(number) for number, name in enumerate(engine_of_five.names) if name in BLOCKS]
     speculative = [member.vllm_config.speculative_config for member in blocks]
     assert [config.num_speculative_tokens_per_batch_size for config in speculative] == [None, None], "a graph a length"
+
+
+def test_grammars_hold_in_a_batch_with_free_requests(engine_of_five: OrderedBench) -> None:
+    assert_grammars_hold(engine_of_five)
 
 
 def test_preempted_requests_answer_alike(engine_of_five: OrderedBench) -> None:
@@ -153,6 +167,29 @@ def assert_preempted_requests_answer_alike(engine: OrderedBench) -> None:
     assert engine.run(PROMPTS, by_turns, before_step=before_step) == reference
     assert sum(preempted) > len(PROMPTS)
     assert_forwards(engine)
+
+
+def assert_grammars_hold(engine: OrderedBench) -> None:
+    """Answers under a grammar, next to free ones, are plain decoding's whatever is proposed."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    schema = {"type": "object", "properties": {"name": {"enum": ["one", "two"]}}, "required": ["name"]}
+    bound = (
+        StructuredOutputsParams(regex=REGULAR_EXPRESSION),
+        StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+    )
+    requests: list[str | RequestArguments] = [
+        *((COUNTING, {"structured_outputs": grammar, "ignore_eos": False}) for grammar in bound), (COUNTING, {}),
+        CHUNKED,
+    ]  # fmt: skip
+    reference = engine.run(requests, idle)
+    text = engine.llm.get_tokenizer().decode(reference[0], skip_special_tokens=True)
+    assert len(text) > 10
+    assert " ".join(["one two three"] * 4).startswith(text.strip()), "or it ends by its length"
+    for give in (everything, by_turns):
+        assert engine.run(requests, give, arrive_every=1) == reference
+        assert_forwards(engine)
+        assert any(report.proposed[report.proposer >= 0].any() for _, report in engine.orders_and_reports)
 
 
 def strays(engine: OrderedBench, give: Giver) -> list[str]:
@@ -224,21 +261,18 @@ def test_fed_block_drafter_prepares_no_pass(engine_of_five: OrderedBench) -> Non
         assert min(calls.values()) > 0
 
 
-def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[DrafterSpec]) -> None:
-    with ordered(five, target=SMALL, asynchronous=True) as engine:
+def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[DrafterSpec], target: Path) -> None:
+    with ordered(five, target=target, asynchronous=True, extra=IN_CHUNKS) as engine:
         assert_members_serve(engine)
         assert_preempted_requests_answer_alike(engine)
 
 
-def test_blocks_and_a_draft_model_on_a_sliding_window_target(folder: Path) -> None:
+def test_blocks_and_a_draft_model_on_a_sliding_window_target(
+    folder: Path, five: Sequence[DrafterSpec], target: Path
+) -> None:  # fmt: skip
     """Half of the layers see 64 tokens, the drafts all of them: several KV groups, each with pages of its own."""
-    pool = [
-        lookup(),
-        block(planted_models.dspark(folder / "beside-spark", {token: token + 1 for token in range(300)}), "spark"),
-        block(planted_models.dflash(folder / "beside-dflash"), "dflash"),
-        draft_model(POOR_DRAFT),
-    ]
-    with ordered(pool, target=interleaved(folder)) as engine:
+    pool = [drafter for drafter in five if drafter.name != "eagle"]
+    with ordered(pool, target=interleaved(folder, target), extra=IN_CHUNKS) as engine:
         assert len(engine.scheduler.kv_cache_config.kv_cache_groups) > 1
         assert_members_serve(engine)
         assert strays(engine, everything) == []
@@ -253,16 +287,16 @@ def ranked(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
     return everything(step, requests, order)._replace(verify=verify, calibration=calibration)
 
 
-def test_device_ranks_block_drafters_by_confidence(folder: Path) -> None:
+def test_device_ranks_block_drafters_by_confidence(folder: Path, target: Path) -> None:
     """vLLM's DFlash2 gives its confidence to vLLM's own estimator alone: its tokens would all have ranked alike. And a
     DSpark checkpoint's trained head was never read: the planted one is as sure of every token, log-odds are not."""
-    successors = {token: token + 1 for token in range(300)}
+    successors, sizes = {token: token + 1 for token in range(300)}, COUNTING_SIZES
     drafters = [
-        block(planted_models.dflash(folder / "ranked-dflash"), "dflash"),
-        block(planted_models.dspark(folder / "ranked-spark", successors, confidence=TRAINED_CONFIDENCE), "spark"),
-        block(planted_models.dflash2(folder / "ranked-dflash2"), "dflash2"),
+        block(planted_models.dflash(folder / "ranked-dflash", **sizes), "dflash"),
+        block(planted_models.dspark(folder / "ranked", successors, confidence=TRAINED_CONFIDENCE, **sizes), "spark"),
+        block(planted_models.dflash2(folder / "ranked-dflash2", **sizes), "dflash2"),
     ]
-    with ordered(drafters, target=SMALL, asynchronous=True) as engine:
+    with ordered(drafters, target=target, asynchronous=True, extra=IN_CHUNKS) as engine:
         assert not engine.failures
         reference = engine.run(PROMPTS, idle)
         assert engine.run(PROMPTS, ranked, arrive_every=2) == reference

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider_crds.spec import SpeculationMode
 from outrider_runtime.loop import pod_state
 
 from tests.engine import planted_models
@@ -25,16 +26,19 @@ from tests.engine.engines import (
     block,
     draft_model,
     eagle,
+    hot_config,
     interleaved,
     lookup,
 )
-from tests.engine.test_what_serving_must_not_lose import COUNTING, WITH_ADAPTERS, sampled_as, tokens, write_adapter
+from tests.engine.test_request_kinds import COUNTING, WITH_ADAPTERS, sampled_as, tokens, write_adapter
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 LIMITS = ("--max-model-len=512", "--max-num-batched-tokens=128", "--block-size=32")
 LONG = "The old lighthouse keeper counted the waves: one, two, three, four, one, two. " * 12 + "Then he"
 """Longer than one step reads."""
 OTHER = "A kettle sang on the stove while rain drew lines on every window of the long grey house. " * 6 + "Nobody"
+IN_TURN = {537: 827, 582: 827, 827: 1296, 1296: 582}
+"""Tokens of "one", " one", " two" and " three": what follows each in an answer under the regular expression."""
 KINDS = ("greedy", "regular expression", "JSON schema", "repetition_penalty", "logit_bias", "top_k", "bad_words")
 
 
@@ -44,7 +48,9 @@ def running(folder: Path) -> Iterator[Bench]:
         lookup(),
         block(planted_models.dflash(folder / "dflash"), "flash"),
         eagle(planted_models.eagle_of_small(folder / "eagle")),
-        block(planted_models.dspark(folder / "spark", {token: token + 1 for token in range(300)}), "spark", 2),
+        block(
+            planted_models.dspark(folder / "spark", IN_TURN | {token: token + 1 for token in range(200)}), "spark", 2
+        ),
         draft_model(POOR_DRAFT),
     ]
     with bench(pool, asynchronous=True, target=SMALL, extra=[*LIMITS, *WITH_ADAPTERS]) as started:
@@ -97,6 +103,41 @@ def test_requests_of_every_kind_and_adapter_share_a_batch(engine: Bench, folder:
     assert tokens(engine.outputs(requests, adapters=adapters, arrive_every=2, before_step=before_step)) == reference
     assert reference[len(KINDS)] != reference[len(KINDS) + 1], "the adapter changes answers"
     assert {verified.drafter for verified in engine.outcomes if verified.proposed} >= {"flash", "spark", "eagle"}
+
+
+def test_answers_under_a_grammar_are_those_of_plain_decoding(engine: Bench) -> None:
+    """Proposals of a block that the grammar rules out are dropped, others count; free requests share each step."""
+    bound = ("regular expression", "JSON schema")
+    requests: list[RequestArguments] = [(COUNTING, sampled_as(kind)) for kind in (*bound, "greedy")] + [(OTHER, {})]
+    reference = plain(engine, requests)
+    for drafter in ("flash", "spark"):
+        engine.fresh()
+        engine.loop.pin(2, drafter)
+        assert tokens(engine.outputs(requests, arrive_every=1)) == reference
+        own = [verified for verified in engine.outcomes if verified.drafter == drafter]
+        proposed = {
+            place
+            for place in range(len(requests))
+            for step in own
+            if step.id.split("-")[0] == str(place) and step.proposed
+        }
+        assert proposed == {0, 1, 2, 3}, "each request was drafted for"
+    assert sum(step.accepted for step in own if step.id.split("-")[0] == "0") > 0, "its planted successors are right"
+
+
+def test_block_drafts_pause_and_go_on_without_a_restart(engine: Bench) -> None:
+    """The next drafter in the order takes over. A request that began in the pause is a gap, those after it are not."""
+    reference = plain(engine, [(COUNTING, {}), (OTHER, {})])
+    order = ["flash", "spark", "draft", "eagle", "pld"]
+    static = hot_config(SpeculationMode.STATIC).model_copy(update={"drafter_order": order})
+    try:
+        for paused, proposes in (([], "flash"), (["flash"], "spark"), (["flash", "spark"], "draft"), ([], "flash")):
+            engine.fresh()
+            engine.loop.configure(static.model_copy(update={"paused_drafters": paused}))
+            assert tokens(engine.outputs([(COUNTING, {}), (OTHER, {})])) == reference
+            assert {step.drafter for step in engine.outcomes if step.proposed} == {proposes}
+    finally:
+        engine.loop.configure(engine.plan.hot)
 
 
 def test_length_ends_at_the_block(engine: Bench) -> None:

@@ -1,7 +1,7 @@
 """A draft canary in vLLM: one engine hosts both pools, each request gets proposals of its arm alone, and its answer is
 that of plain decoding.
 
-Real vLLM and a small target in this process, synchronous as on CPUs and asynchronous as on GPUs.
+Real vLLM and a planted target in this process, synchronous as on CPUs and asynchronous as on GPUs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.spec import SpeculationMode
 
-from tests.engine.engines import OUTPUT_TOKENS, SMALL, Bench, bench, draft_model, hot_config, lookup
-from tests.engine.test_speculation_is_lossless import SHORT
+from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, draft_model, hot_config, lookup
+from tests.engine.planted_models import Counting
+from tests.engine.test_lossless_speculation import SHORT
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -26,9 +27,9 @@ ARMS = {"pld": {0, 1}, "draft-was": {0}, "draft": {1}}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
-def running(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    pool = (lookup(), draft_model(SMALL, "draft-was"), draft_model(SMALL, "draft"))
-    with bench(pool, asynchronous=request.param, target=SMALL) as started:
+def running(models: Counting, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    pool = (lookup(), draft_model(models.target, "draft-was"), draft_model(models.target, "draft"))
+    with bench(pool, asynchronous=request.param, target=models.target) as started:
         yield started
 
 

@@ -1,6 +1,6 @@
 """The device chooses which proposals the target verifies: how many is ordered, and filler is not among them.
 
-Real vLLM, real SmolLM2, asynchronous scheduling as on GPUs, in this process.
+Real vLLM, planted models, asynchronous scheduling as on GPUs, in this process.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DeviceOrder, Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.plans import DeviceOrder, Forest, Purpose, VerifyPlan
 
 from tests.engine.engines import Bench, bench, eagle, lookup
-from tests.engine.test_speculation_is_lossless import SHORT
+from tests.engine.planted_models import Counting
+from tests.engine.test_lossless_speculation import SHORT
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -180,8 +180,8 @@ PROMPTS = (*SHORT, "alpha beta gamma alpha beta gamma alpha beta gamma alpha bet
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Bench]:
-    with bench((lookup(), eagle()), asynchronous=True) as started:
+def running(models: Counting) -> Iterator[Bench]:
+    with bench((lookup(), eagle(models.head)), asynchronous=True, target=models.target) as started:
         yield started
 
 
@@ -329,7 +329,7 @@ def test_forced_tokens_are_kept_and_heavy_requests_come_first(
 def test_confidence_of_a_head_is_calibrated_for_each_depth(engine: Bench) -> None:
     engine.loop.pin(MOST, "eagle")
     before = engine.loop.calibration
-    for _ in range(6):
+    for _ in range(15):  # of about ten steps each, and a refit comes every hundred
         engine.generate(PROMPTS)
     forests = [step.outcome.forest for step in engine.steps]
     said = np.concatenate([forest.confidence for forest in forests])

@@ -69,7 +69,7 @@ def test_passes_have_one_graph_a_batch_size() -> None:
 
 
 @pytest.mark.parametrize(("support", "lora"), [("NEVER", None), ("UNIFORM_BATCH", object())])
-def test_passes_that_no_graph_holds_are_captured_in_none(support: str, lora: object) -> None:
+def test_passes_without_graph_support_capture_none(support: str, lora: object) -> None:
     """Attention that cannot be captured; and adapters, which the host chooses for each request."""
     graphs = made(support, lora)
     assert not graphs.needs_capture()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,9 +169,7 @@ def test_varlen_attention_replays_one_graph_for_any_lengths(lengths: list[int]) 
     Triton replay graphs of any lengths). The padding is bounded."""
     from outrider_runtime.vllm_plugin.graph_lengths import verification
 
-    sizes, table = given_to_vllm()
-    manager = captured(sizes, DRAFTED, REQUESTS, table, varlen=True)
-    offer_whole_graphs(manager)
+    manager, _ = both_managers(True)
     assert verification(manager) == "Varlen"
     if sum(lengths) <= LARGEST_TOKENS and max(lengths) > 1:
         assert decoding(manager, lengths) == "FULL"
@@ -249,8 +248,10 @@ def test_heads_first_pass_uses_the_graph_of_the_batch_size(
         assert of_head == of_target
 
 
+@cache
 def both_managers(varlen: bool, *, second: bool = False) -> tuple[Any, Any]:
-    """second: of the pool's second head, whose config is not the engine's."""
+    """Managers of the target's graphs and of a head's, which do not change as they dispatch. second: of the pool's
+    second head, whose config is not the engine's."""
     sizes, table = given_to_vllm()
     target = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen)
     from outrider_runtime.vllm_plugin.eagle_head import FirstPassGraphs

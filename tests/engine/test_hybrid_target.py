@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engine import planted_models
-from tests.engine.engines import POOR_DRAFT, block, draft_model, lookup, mtp
+from tests.engine.engines import block, draft_model, lookup, mtp
 from tests.engine.ordered import OrderedBench, ordered
+from tests.engine.planted_models import Counting
 from tests.engine.test_block_drafts import (
+    IN_CHUNKS,
     PROMPTS,
     alone,
     assert_preempted_requests_answer_alike,
@@ -32,24 +33,19 @@ IN_16_BITS = ("--dtype=bfloat16",)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    return tmp_path_factory.mktemp("planted")
-
-
-@pytest.fixture(scope="module")
 def target(folder: Path) -> Path:
     return planted_models.qwen3_next(folder / "hybrid", recurrent=RECURRENT)
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, target: Path) -> Iterator[OrderedBench]:
-    pool = [lookup(), mtp(), block(planted_models.dflash(folder / "dflash"), "dflash"), draft_model(POOR_DRAFT)]
-    with ordered(pool, target=target, extra=IN_16_BITS) as started:
+def engine(folder: Path, models: Counting, target: Path) -> Iterator[OrderedBench]:
+    flash, draft = planted_models.dflash(folder / "dflash"), models.draft
+    pool = [lookup(), mtp(), block(flash, "dflash"), draft_model(draft)]
+    with ordered(pool, target=target, extra=(*IN_16_BITS, *IN_CHUNKS)) as started:
         yield started
 
 
-def test_lookup_mtp_block_and_draft_model_are_lossless(engine: OrderedBench) -> None:
+def test_pool_on_hybrid_target_is_lossless(engine: OrderedBench) -> None:
     """A rejected token must leave no trace in the state of the target's layers, whatever the draft length."""
     assert len(engine.scheduler.kv_cache_config.kv_cache_groups) > 1
     assert not engine.failures
@@ -62,5 +58,5 @@ def test_lookup_mtp_block_and_draft_model_are_lossless(engine: OrderedBench) -> 
     assert strays(engine, everything) == []
 
 
-def test_preempted_requests_answer_alike(engine: OrderedBench) -> None:
+def test_preempted_requests_keep_their_answers(engine: OrderedBench) -> None:
     assert_preempted_requests_answer_alike(engine)

@@ -17,7 +17,8 @@ from outrider_runtime.vllm_plugin import cpu
 from tests.engine import planted_models
 from tests.engine.engines import block, lookup, mtp
 from tests.engine.ordered import OrderedBench, ordered
-from tests.engine.test_block_drafts import assert_members_serve, everything, strays
+from tests.engine.planted_models import COUNTING_SIZES
+from tests.engine.test_block_drafts import IN_CHUNKS, assert_grammars_hold, assert_members_serve, everything, strays
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -27,12 +28,13 @@ def engine_of_qwen(folder: Path) -> Iterator[OrderedBench]:
     """A target that hands out hidden states and brings an MTP layer along."""
     pool = [
         lookup(),
-        block(planted_models.dflash2(folder / "dflash2"), "dflash2"),
+        block(planted_models.dflash2(folder / "dflash2", **COUNTING_SIZES), "dflash2"),
         mtp(),
-        block(planted_models.in_speculators_format(folder / "speculators"), "dflash"),
-        block(planted_models.dflash2(folder / "second"), "second"),
+        block(planted_models.in_speculators_format(folder / "speculators", **COUNTING_SIZES), "dflash"),
+        block(planted_models.dflash2(folder / "second", **COUNTING_SIZES), "second"),
     ]
-    with selectors_tagged() as tags, ordered(pool, target=planted_models.qwen3_next(folder / "qwen3-next")) as engine:
+    target = planted_models.qwen3_next(folder / "qwen3-next", **COUNTING_SIZES)
+    with selectors_tagged() as tags, ordered(pool, target=target, extra=IN_CHUNKS) as engine:
         engine.tags = tags
         yield engine
 
@@ -57,6 +59,10 @@ def selectors_tagged() -> Iterator[list[str]]:
 def test_mtp_and_blocks_of_both_formats_are_lossless(engine_of_qwen: OrderedBench) -> None:
     assert_members_serve(engine_of_qwen)
     assert strays(engine_of_qwen, everything) == []
+
+
+def test_grammars_hold_in_a_batch_with_free_requests(engine_of_qwen: OrderedBench) -> None:
+    assert_grammars_hold(engine_of_qwen)
 
 
 def test_dflash2_drafts_share_no_compiled_code(engine_of_qwen: OrderedBench) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
@@ -63,7 +63,7 @@ class DeviceBehind(HostClock):
 
 
 def pool(
-    *makers: Callable[[], Any], note_failure: Callable[[str, Exception], None] = print, agree: Agreement = alone
+    *makers: Callable[[], Any], note_failure: Callable[[str, Exception | None], None] = print, agree: Agreement = alone
 ) -> Any:
     """Make a pool of these members. note_failure: called for each member that cannot be made."""
     from outrider_runtime.vllm_plugin import cpu_worker  # binds vLLM's kernels before the next line binds others

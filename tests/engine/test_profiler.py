@@ -1,4 +1,4 @@
-"""`outrider-profile` with real vLLM, a few layers of the model and the EAGLE-3 head, as the Job runs it."""
+"""`outrider-profile` with real vLLM, planted models or a few layers of SmolLM2, as the Job runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,11 +18,14 @@ from outrider_crds.profile import ProfileExecutionMode, ProfilingResult
 from outrider_runtime.identity import engine_version, weights_commit
 from outrider_runtime.profiler.failures import NOISY, TIME_BUDGET_TOO_SMALL
 
+from tests.engine import planted_models
 from tests.engine.engines import SMALL, SMALL_LAYERS, head_reading, windowed
 from tests.engine.server_process import PATIENCE_S
 
 pytestmark = pytest.mark.model
 
+TARGET_LAYERS = 8
+"""A step of so many layers clearly takes longer than the head's pass."""
 TOO_BUSY = {NOISY, TIME_BUDGET_TOO_SMALL}
 MANIFEST = """
 apiVersion: outrider.dev/v1alpha1
@@ -50,51 +52,61 @@ class Ran:
     result: ProfilingResult
 
 
-def command(folder: Path, *arguments: str, text: str = "") -> list[str]:
-    """The profiler's command line, its manifest written; `folder` holds the head."""
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    return planted_models.counting_llama(folder / "target", TARGET_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def manifest(target: Path, models: planted_models.Counting) -> str:
+    return MANIFEST.format(target=target, head=models.head)
+
+
+def command(folder: Path, text: str, *arguments: str) -> list[str]:
+    """The profiler's command line. text: its manifest, which is written to `folder`."""
     manifest = folder / "service.yaml"
-    manifest.write_text(text or MANIFEST.format(target=SMALL, head=head_reading(SMALL_LAYERS, folder / "head")))
+    manifest.write_text(text)
     program = [sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(manifest)]
     return [*program, "--result", str(folder / "termination-log"), *arguments]
 
 
-def profile(folder: Path, *arguments: str, **manifest: Any) -> Ran:
-    ended = subprocess.run(command(folder, *arguments, **manifest), capture_output=True, text=True, timeout=PATIENCE_S)
+def profile(folder: Path, text: str, *arguments: str) -> Ran:
+    ended = subprocess.run(command(folder, text, *arguments), capture_output=True, text=True, timeout=PATIENCE_S)
     message = (folder / "termination-log").read_bytes()
     assert len(message) <= 4096
     return Ran(ended.returncode, ended.stdout + ended.stderr, ProfilingResult.model_validate_json(message))
 
 
-def unhurried(folder: Path, budget_s: int, *arguments: str, **manifest: Any) -> Ran:
+def unhurried(folder: Path, text: str, budget_s: int, *arguments: str) -> Ran:
     """Once more, with more time, where the machine was too busy for a profile: that is a finding about the machine."""
-    ran = profile(folder, *arguments, f"--time-budget={budget_s}s", **manifest)
+    ran = profile(folder, text, *arguments, f"--time-budget={budget_s}s")
     busy = TOO_BUSY & {failure.reason for failure in ran.result.failures}
-    return profile(folder, *arguments, f"--time-budget={5 * budget_s}s", **manifest) if busy else ran
+    return profile(folder, text, *arguments, f"--time-budget={5 * budget_s}s") if busy else ran
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+def whole(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     """Target, prompt lookup and EAGLE-3, measured once for the tests below."""
     folder = tmp_path_factory.mktemp("profile")
-    return unhurried(folder, 24, "--report", str(folder / "report")), folder / "report"
+    return unhurried(folder, manifest, 10, "--report", str(folder / "report")), folder / "report"
 
 
-def test_target_and_drafters_are_measured_and_identified(whole):
+def test_target_and_drafters_are_measured_and_identified(whole, target, models):
     """One run gives the coefficients of all three, and says what they were measured on."""
-    ran, report = whole
+    ran, _ = whole
     assert ran.code == 0, ran.output
     assert ran.result.failures == [], ran.output
-    target = ran.result.target
-    assert target is not None
-    assert target.engine_version == engine_version()
-    assert target.device
-    assert target.commit == weights_commit(str(SMALL))
-    assert ProfileExecutionMode.UNIFORM in target.costs
-    assert 1e-3 < target.costs[ProfileExecutionMode.UNIFORM].constant_s < 1
+    measured = ran.result.target
+    assert measured is not None
+    assert measured.engine_version == engine_version()
+    assert measured.device
+    assert measured.commit == weights_commit(str(target))
+    assert ProfileExecutionMode.UNIFORM in measured.costs
+    assert 1e-3 < measured.costs[ProfileExecutionMode.UNIFORM].constant_s < 1
     drafters = {drafter.name: drafter for drafter in ran.result.drafters}
     assert set(drafters) == {"lookup", "eagle"}
     assert drafters["eagle"].autoregressive
-    assert drafters["eagle"].commit == weights_commit(str(report.with_name("head")))
+    assert drafters["eagle"].commit == weights_commit(str(models.head))
 
 
 def test_lookup_is_cheaper_than_a_pass_and_a_pass_than_a_step(whole):
@@ -125,40 +137,66 @@ def test_profiler_prints_progress_and_a_report(whole):
     assert (report / "report.png").stat().st_size > 10_000
 
 
-def test_an_added_drafter_is_measured_alone_and_quickly(tmp_path):
-    """A patched-in draft costs one drafter's measurement: the target's grid is left alone."""
-    ran = unhurried(tmp_path, 9, "--drafter", "eagle")
+def test_added_drafters_are_measured_without_the_target(manifest, tmp_path):
+    """A patched-in draft costs one drafter's measurement: the target's grid is left alone, as are the other drafters.
+    Feeding a block draft is measured apart from its pass."""
+    sizes = planted_models.COUNTING_SIZES | {"num_hidden_layers": TARGET_LAYERS}
+    source = {"hostPath": {"path": str(planted_models.dflash(tmp_path / "flash", **sizes))}}
+    service = yaml.safe_load(manifest)
+    service["spec"]["draftPool"] += [
+        {"name": "flash", "method": "Block", "block": {"model": {"name": "flash", "source": source}}}
+    ]
+    ran = unhurried(tmp_path, yaml.safe_dump(service), 14, "--drafter", "eagle", "--drafter", "flash")
     assert ran.code == 0, ran.output
     assert ran.result.target is None
-    assert [drafter.name for drafter in ran.result.drafters] == ["eagle"]
     assert ran.result.failures == []
+    drafters = {drafter.name: drafter for drafter in ran.result.drafters}
+    assert {name: drafter.autoregressive for name, drafter in drafters.items()} == {"eagle": True, "flash": False}
+    fed_s, proposed_s = first_and_later_pass_s(drafters["flash"])
+    assert 0 < fed_s < proposed_s, "a projection of the context, and the pass of the whole block"
+
+
+def test_mtp_is_measured_without_the_target(target, tmp_path):
+    """It has no checkpoint of its own, and is fed with its first pass."""
+    mimo = planted_models.mimo(tmp_path / "mimo", target)
+    service = yaml.safe_load(MANIFEST.format(target=mimo, head="nowhere"))
+    service["spec"]["draftPool"][1:] = [{"name": "mtp", "method": "MTP", "mtp": {}}]
+    ran = unhurried(tmp_path, yaml.safe_dump(service), 4, "--drafter", "mtp")
+    assert ran.code == 0, ran.output
+    assert ran.result.target is None
+    (measured,) = ran.result.drafters
+    assert (measured.name, measured.autoregressive) == ("mtp", True)
+    assert first_and_later_pass_s(measured)[1] > 0
+
+
+def first_and_later_pass_s(drafter):
+    return [cost.constant_s + 8 * cost.per_batched_token_s for cost in (drafter.first_pass, drafter.cost)]
 
 
 def test_head_with_broken_weights_fails_alone_with_a_reason(tmp_path):
     """Its config is right, so only the engine finds out."""
     head = head_reading(SMALL_LAYERS, tmp_path / "broken")
     (head / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
-    manifest = MANIFEST.format(target=SMALL, head=head)
-    ran = profile(tmp_path, "--drafter", "eagle", "--time-budget", "10s", text=manifest)
+    ran = profile(tmp_path, MANIFEST.format(target=SMALL, head=head), "--drafter", "eagle", "--time-budget", "10s")
     assert ran.code == 1
     assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "eagle")]
     assert "header" in ran.result.failures[0].message.lower()
 
 
-def test_target_is_measured_even_if_its_only_drafter_fails(tmp_path):
+def test_target_is_measured_even_if_its_only_drafter_fails(target, tmp_path):
     """Bug: without proposals in shapes that need them, the target read tokens that are none."""
-    pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path), head="nowhere"))
+    pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path, target), head="nowhere"))
     pool["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"windowTokens": 64}}]
-    ran = unhurried(tmp_path, 12, text=yaml.safe_dump(pool))
+    ran = unhurried(tmp_path, yaml.safe_dump(pool), 6)
     assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "self")]
     assert "attention is not plain" in ran.result.failures[0].message
     assert ran.result.target is not None, ran.output
     assert "verify 3" in ran.output
 
 
-def test_stopped_job_writes_nothing_and_ends_its_engine(tmp_path):
+def test_stopped_job_writes_nothing_and_ends_its_engine(manifest, tmp_path):
     """SIGTERM (the Job gives way to a serving pod): nothing was concluded, so nothing is reported."""
-    running = subprocess.Popen(command(tmp_path, "--target"), stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen(command(tmp_path, manifest, "--target"), stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     assert "starting the engine" in running.stdout.readline()
     engine = psutil.Process(_child(running.pid))

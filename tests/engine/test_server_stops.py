@@ -13,12 +13,15 @@ import psutil
 import pytest
 
 from tests.engine.conftest import Laptop
-from tests.engine.server_process import PATIENCE_S, TARGET, Server, boot_document, write_json
+from tests.engine.planted_models import Counting
+from tests.engine.server_process import PATIENCE_S, Server, boot_document, write_json
 
 pytestmark = pytest.mark.model
 
 GRACE = "8s"
 """Time in which a busy machine answers one more request."""
+RUNNING_TOKENS = 600
+"""Output tokens of a request that takes seconds."""
 HOT = {
     "schemaVersion": 1,
     "mode": "ClosedLoop",
@@ -30,15 +33,15 @@ HOT = {
 
 
 @pytest.fixture(scope="module")
-def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def bare_pod(models: Counting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A pod's server on mounted configs whose engine runs vLLM's own scheduler: the plugin is not active."""
     folder = tmp_path_factory.mktemp("bare")
     stock = ["--scheduler-cls=tests.engine.stock_scheduler.stock_scheduler", "--no-async-scheduling"]
     stock.append("--root-path=/llm")
-    boot = write_json(folder / "boot.json", boot_document(extra_arguments=stock))
+    boot = write_json(folder / "boot.json", boot_document(models.target, extra_arguments=stock))
     hot = write_json(folder / "hot.json", HOT)
     arguments = ("--config", str(boot), "--hot-config", str(hot), "--profiles", str(folder), "--podinfo", str(folder))
-    server = Server(folder / "server.log", str(TARGET), *arguments, "--drain-grace", GRACE)
+    server = Server(folder / "server.log", str(models.target), *arguments, "--drain-grace", GRACE)
     try:
         server.wait_until("the API", server.is_listening)
         yield server
@@ -70,7 +73,7 @@ def test_root_path_serves_the_api_below_it(bare_pod: Server) -> None:
 
 def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
     """Graceful termination: unready first, new requests still served for a while, running ones to their end."""
-    body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": 150, "ignore_eos": True}
+    body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": RUNNING_TOKENS, "ignore_eos": True}
     finished: list[httpx.Response] = []
     with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=PATIENCE_S) as other:
         request = threading.Thread(target=lambda: finished.append(other.post("/v1/completions", json=body)))
@@ -84,16 +87,16 @@ def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
         assert late.headers["connection"] == "close"
         request.join(PATIENCE_S)
     assert finished[0].status_code == 200
-    assert finished[0].json()["usage"]["completion_tokens"] == 150
+    assert finished[0].json()["usage"]["completion_tokens"] == RUNNING_TOKENS
     assert bare_pod.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert "draining: " in bare_pod.log.read_text(errors="replace")
 
 
-def test_a_signal_ends_a_server_whose_engine_is_starting(tmp_path: Path) -> None:
+def test_a_signal_ends_a_server_whose_engine_is_starting(models: Counting, tmp_path: Path) -> None:
     """Bug: vLLM swallowed the interrupt where it waits for its engine, and a rollout waited out the grace period."""
-    boot = write_json(tmp_path / "boot.json", boot_document(extra_arguments=[]))
+    boot = write_json(tmp_path / "boot.json", boot_document(models.target, extra_arguments=[]))
     hot = write_json(tmp_path / "hot.json", HOT)
-    server = Server(tmp_path / "server.log", str(TARGET), "--config", str(boot), "--hot-config", str(hot))
+    server = Server(tmp_path / "server.log", str(models.target), "--config", str(boot), "--hot-config", str(hot))
     try:
         server.wait_until("the engine's process", lambda: bool(_engine_cores(server)))
         family = psutil.Process(server.process.pid).children(recursive=True)
@@ -106,12 +109,12 @@ def test_a_signal_ends_a_server_whose_engine_is_starting(tmp_path: Path) -> None
         server.stop()
 
 
-def test_server_that_cannot_start_ends_with_the_cause(tmp_path: Path) -> None:
+def test_server_that_cannot_start_ends_with_the_cause(models: Counting, tmp_path: Path) -> None:
     """The kubelet keeps it as the termination message; bug: it was Python's resource tracker, after "See root cause
     above"."""
-    boot = write_json(tmp_path / "boot.json", boot_document(extra_arguments=["--block-size=16"]))
+    boot = write_json(tmp_path / "boot.json", boot_document(models.target, extra_arguments=["--block-size=16"]))
     hot = write_json(tmp_path / "hot.json", HOT)
-    server = Server(tmp_path / "server.log", str(TARGET), "--config", str(boot), "--hot-config", str(hot))
+    server = Server(tmp_path / "server.log", str(models.target), "--config", str(boot), "--hot-config", str(hot))
     try:
         assert server.process.wait(PATIENCE_S) == 1
         assert "outrider-runtime: the engine did not start: " in server.last_lines(1)

@@ -1,7 +1,7 @@
 """The target drafts for itself over the first and the last pages of a request: answers stay those of plain decoding,
 and no KV changes that another request may read.
 
-Real vLLM, a few layers of SmolLM2, in this process, pages of 32 tokens; what each step drafts is ordered by the test.
+Real vLLM, a planted target, in this process, pages of 32 tokens; what each step drafts is ordered by the test.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from outrider_crds.spec import SINK_TOKENS
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
-from tests.engine.engines import OUTPUT_TOKENS, SMALL, lookup, sparse_self, windowed
+from tests.engine.engines import OUTPUT_TOKENS, lookup, sparse_self, windowed
 from tests.engine.ordered import Giver, OrderedBench, ordered
+from tests.engine.planted_models import Counting
+from tests.engine.test_lossless_speculation import PROMPTS, STORY
 from tests.engine.test_several_neural_drafters import MOST, all_members, by_turns, no_member
-from tests.engine.test_speculation_is_lossless import PROMPTS, STORY
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 PAGE = 32
@@ -32,14 +33,26 @@ ALL = (*PROMPTS, CHAPTERS + "In the end", CHAPTERS + "Nobody")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[OrderedBench]:
-    with ordered(POOL, extra=[f"--block-size={PAGE}"], target=SMALL) as started:
+def engine(models: Counting) -> Iterator[OrderedBench]:
+    with ordered(POOL, extra=[f"--block-size={PAGE}"], target=models.target) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def reference(engine: OrderedBench) -> list[list[int]]:
     return engine.run(ALL, no_member)
+
+
+@pytest.fixture(scope="module")
+def by_window(engine: OrderedBench, reference: list[list[int]]) -> dict[int, tuple[int, int]]:
+    """(accepted, tried) of each window, from runs in which it drafts alone while requests of 5 and of 800 tokens come
+    and go."""
+    counts = {}
+    for member in (NARROW, MIDDLE, WHOLE):
+        assert engine.run(ALL, only(member), arrive_every=2) == reference
+        assert all(not report.failures for _, report in engine.orders_and_reports)
+        counts[member] = accepted(engine, member, reference)
+    return counts
 
 
 def only(member: int, passes: int = MOST) -> Giver:
@@ -69,33 +82,31 @@ def accepted(engine: OrderedBench, member: int, reference: list[list[int]]) -> t
     return right, tried
 
 
-def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
-    """It runs with every window, alone and by turns, while requests of 5 and of 800 tokens come and go."""
+def test_answers_with_each_window_equal_plain(
+    engine: OrderedBench, reference: list[list[int]], by_window: dict[int, tuple[int, int]]
+) -> None:
+    """It runs with every window, alone (`by_window`) and by turns."""
     assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(ALL)
-    for give in (only(NARROW), only(MIDDLE), only(WHOLE), all_members(), by_turns, first_only):
+    assert all(tried for _, tried in by_window.values())
+    for give in (all_members(), by_turns, first_only):
         assert engine.run(ALL, give, arrive_every=2) == reference
         assert all(not report.failures for _, report in engine.orders_and_reports)
 
 
-def test_a_window_as_long_as_the_context_is_always_right(engine: OrderedBench, reference: list[list[int]]) -> None:
+def test_window_of_context_length_is_always_right(by_window: dict[int, tuple[int, int]]) -> None:
     """Bug: a position, a page or a slot that is off by one still gives the right answers, and poor proposals."""
-    assert engine.run(ALL, only(WHOLE), arrive_every=2) == reference
-    right, tried = accepted(engine, WHOLE, reference)
+    right, tried = by_window[WHOLE]
     assert tried > len(ALL) * OUTPUT_TOKENS / 2
     assert right == tried
 
 
-def test_a_longer_window_is_right_more_often(engine: OrderedBench, reference: list[list[int]]) -> None:
-    rates = []
-    for member in (NARROW, MIDDLE, WHOLE):
-        assert engine.run(ALL, only(member)) == reference
-        right, tried = accepted(engine, member, reference)
-        rates.append(right / tried)
+def test_longer_window_is_accepted_more_often(by_window: dict[int, tuple[int, int]]) -> None:
+    rates = [right / tried for right, tried in by_window.values()]
     assert rates[NARROW] < rates[MIDDLE] < rates[WHOLE] == 1.0
     assert rates[MIDDLE] > 0.3
 
 
-def test_it_runs_for_those_that_ask(engine: OrderedBench, reference: list[list[int]]) -> None:
+def test_passes_hold_only_requests_that_are_ordered(engine: OrderedBench, reference: list[list[int]]) -> None:
     """Its price is that of its requests' contexts, so the others must not be in its passes."""
     seen = list[int]()
     member, run = engine.member(MIDDLE), engine.member(MIDDLE)._run_model
@@ -110,7 +121,7 @@ def test_it_runs_for_those_that_ask(engine: OrderedBench, reference: list[list[i
     assert {*seen} == {1}
 
 
-def test_answers_end_where_the_models_length_ends(engine: OrderedBench) -> None:
+def test_answers_end_at_the_model_length(engine: OrderedBench) -> None:
     """Proposals for places that no request can have are dropped, and nothing is written behind them."""
     prompts = [CHAPTERS + STORY[:500], CHAPTERS + STORY[:400]]
     plain = engine.run(prompts, no_member, max_tokens=LONGEST)
@@ -119,7 +130,7 @@ def test_answers_end_where_the_models_length_ends(engine: OrderedBench) -> None:
         assert engine.run(prompts, only(member), max_tokens=LONGEST) == plain
 
 
-def test_pages_that_requests_share_are_never_written(engine: OrderedBench, reference: list[list[int]]) -> None:
+def test_shared_pages_are_never_written(engine: OrderedBench, reference: list[list[int]]) -> None:
     """Every page that the prefix cache knows holds the same at the next step, from the step on that has computed it."""
     watch = SharedPages(engine)
 
@@ -179,9 +190,9 @@ def test_slots_are_reserved_ahead_and_given_back(engine: OrderedBench, reference
     assert manager.block_pool.get_num_free_blocks() == free
 
 
-def test_asynchronous_scheduling_loses_nothing() -> None:
+def test_asynchronous_answers_equal_plain(models: Counting) -> None:
     """It works as on GPUs, and together with a lookup, which needs no slots."""
-    with ordered([lookup(), *POOL], extra=[f"--block-size={PAGE}"], target=SMALL, asynchronous=True) as engine:
+    with ordered([lookup(), *POOL], extra=[f"--block-size={PAGE}"], target=models.target, asynchronous=True) as engine:
         reference = engine.run(ALL, no_member)
         for give in (all_members(), by_turns):
             assert engine.run(ALL, give, arrive_every=2) == reference
@@ -189,9 +200,9 @@ def test_asynchronous_scheduling_loses_nothing() -> None:
             assert all(not report.failures for _, report in engine.orders_and_reports)
 
 
-def test_a_target_with_a_sliding_window_is_served_without_it(tmp_path: Path) -> None:
+def test_sliding_window_target_is_served_without_it(models: Counting, tmp_path: Path) -> None:
     """Its layers have dropped what the shortened table would read."""
-    with ordered([lookup(), sparse_self(64)], target=windowed(tmp_path)) as engine:
+    with ordered([lookup(), sparse_self(64)], target=windowed(tmp_path, models.target)) as engine:
         assert "attention is not plain" in engine.failures["self"]
         assert set(engine.failures) == {"self"}
         assert [len(tokens) for tokens in engine.run(PROMPTS, no_member)] == [OUTPUT_TOKENS] * len(PROMPTS)

@@ -15,25 +15,24 @@ from outrider_runtime.vllm_plugin.arguments import CPU_EXECUTOR_CLASS
 from tests.engine import planted_models
 from tests.engine.engines import block, lookup, mtp
 from tests.engine.ordered import ordered
-from tests.engine.planted_models import EVEN_HEADS
-from tests.engine.test_block_drafts import PROMPTS, by_turns, everything, fed_then_short, idle
+from tests.engine.planted_models import COUNTING_SIZES
+from tests.engine.test_block_drafts import IN_CHUNKS, PROMPTS, by_turns, everything, fed_then_short, idle
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
 
-def test_two_ranks_agree_on_blocks_and_mtp(tmp_path: Path) -> None:
+def test_two_ranks_with_block_and_mtp_agree(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    target = planted_models.qwen3_next(tmp_path / "target", recurrent=(), **EVEN_HEADS)
+    target = planted_models.qwen3_next(tmp_path / "target", recurrent=(), **COUNTING_SIZES)
     successors = {token: token + 1 for token in range(300)}
     pool = [
         lookup(),
         mtp(),
-        block(planted_models.dflash(tmp_path / "dflash", **EVEN_HEADS), "dflash"),
-        block(planted_models.dspark(tmp_path / "spark", successors, **EVEN_HEADS), "spark"),
+        block(planted_models.dflash(tmp_path / "dflash", **COUNTING_SIZES), "dflash"),
+        block(planted_models.dspark(tmp_path / "spark", successors, **COUNTING_SIZES), "spark"),
     ]
-    with ordered(
-        pool, target=target, ranks=2, extra=[f"--distributed-executor-backend={CPU_EXECUTOR_CLASS}"]
-    ) as engine:
+    extra = (f"--distributed-executor-backend={CPU_EXECUTOR_CLASS}", *IN_CHUNKS)
+    with ordered(pool, target=target, ranks=2, extra=extra) as engine:
         assert not engine.failures
         reference = engine.run(PROMPTS, idle)
         for give in (everything, by_turns, fed_then_short(2)):

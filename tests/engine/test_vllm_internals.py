@@ -71,6 +71,9 @@ OVERRIDDEN = {
 }  # fmt: skip
 """Class of ours -> vLLM's that it stands on, and the methods that it overrides."""
 CALLED = {
+    "vllm.v1.executor.multiproc_executor.MultiprocExecutor": "vllm_config monitor_workers",
+    "vllm.v1.executor.multiproc_executor.MultiprocExecutor.start_worker_monitor": "self inline",
+    "vllm.v1.executor.multiproc_executor.MultiprocExecutor.shutdown": "self",
     "vllm.lora.worker_manager.WorkerLoRAManager._load_adapter": "self lora_request",
     "vllm.v1.engine.async_llm.AsyncLLM.add_lora": "self lora_request",
     "vllm.v1.engine.async_llm.AsyncLLM.remove_lora": "self lora_id",

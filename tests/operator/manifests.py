@@ -16,6 +16,12 @@ EAGLE = {
     "method": "Eagle",
     "eagle": {"model": {"name": "tests/eagle", "source": {"hostPath": {"path": "/srv"}}}},
 }
+BLOCK = {
+    "name": "flash",
+    "method": "Block",
+    "block": {"model": {"name": "tests/flash", "source": {"hostPath": {"path": "/srv"}}}, "maxTokens": 3},
+}
+MTP = {"name": "mtp", "method": "MTP", "mtp": {}}
 CLASSES = [
     {"name": "chat", "tpot": "50ms", "objectivePercent": 90},
     {"name": "batch", "tpot": "500ms", "objectivePercent": 50},

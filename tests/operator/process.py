@@ -43,7 +43,7 @@ class OperatorProcess:
 
     def start(self, command: Sequence[str] = (), **variables: str) -> None:
         """Return once it is alive; it may still stand by. `command` runs it in another way than installed."""
-        self._environment |= variables
+        self._environment = self._environment | variables
         command = command or [str(Path(sys.prefix) / "bin" / "outrider-operator")]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
@@ -52,14 +52,15 @@ class OperatorProcess:
     @contextmanager
     def restarted(self, **variables: str) -> Generator[None]:
         """Run it with these variables while the block runs, and with its former ones afterwards."""
-        before = {name: self._environment[name] for name in variables}
+        before = self._environment
         self.stop()
         self.start(**variables)
         try:
             yield
         finally:
             self.stop()
-            self.start(**before)
+            self._environment = before
+            self.start()
 
     def stop(self) -> int:
         """SIGTERM, as the kubelet sends it; returns the exit status."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from setup import binaries
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
 from tests.operator.client import Service, wait_for
@@ -44,6 +46,47 @@ def test_hpa_follows_the_demand_up_and_down(
         wait_for("more replicas", lambda: service.read()["spec"].get("replicas", 1) == MOST)
         service.wait_updated()
         assert float(service.read()["status"]["demand"][0]["replicas"]) > 0.8 * (MOST - 1)
-        service.patch({"engine": {"env": manifests.environment(tokens_per_s=20)}})
+        service.patch({"engine": {"env": manifests.environment(tokens_per_s=10)}})
         wait_for("fewer replicas", lambda: service.read()["spec"]["replicas"] == 1)
     assert float(service.read()["status"]["demand"][0]["replicas"]) <= 0.8
+
+
+def test_two_writers_of_replicas_are_named(cluster: Cluster, make: Make) -> None:
+    """A manifest in Git and an autoscaler: each write is a good one, and is carried out."""
+    service = make("contested", replicas=1, profiling={"mode": "Skip"})
+    service.wait_updated()
+    for manager, replicas in (("autoscaler", 2), ("git", 1), ("autoscaler", 2), ("git", 1)):
+        patch = f'{{"spec": {{"replicas": {replicas}}}}}'
+        arguments = (service.name, "-n", service.namespace, "--type=merge", "-p", patch)
+        cluster.kubectl("patch", "specsvc", *arguments, f"--field-manager={manager}")
+        wait_for("the operator's look", lambda: _is_seen(service))
+    assert "autoscaler and git set spec.replicas in turn" in service.condition("SpecValid")["message"]
+    service.wait_updated()
+    wait_for("one pod", lambda: len(service.pods()) == 1)
+
+
+def _is_seen(service: Service) -> bool:
+    document = service.read()
+    seen: bool = document["status"]["observedGeneration"] == document["metadata"]["generation"]
+    return seen
+
+
+def test_keda_takes_the_scaled_object_of_the_examples(cluster: Cluster) -> None:
+    """The API server checks it against KEDA's own schema, unknown fields included. (KEDA itself does not run here.)"""
+    crd = str(binaries.scaled_object_crd())
+    cluster.kubectl("apply", "--server-side", "-f", crd)
+    try:
+        cluster.kubectl("wait", "--for=condition=Established", "-f", crd, "--timeout=60s")
+        example = yaml.safe_load((EXAMPLES / "keda-scaledobject.yaml").read_text())
+        taken = _dry_run(cluster, example)
+        assert taken.returncode == 0, taken.stderr
+        misspelled = {**example, "spec": {**example["spec"], "minReplicas": 1}}
+        assert 'unknown field "spec.minReplicas"' in _dry_run(cluster, misspelled).stderr
+    finally:
+        cluster.kubectl("delete", "-f", crd)
+
+
+def _dry_run(cluster: Cluster, document: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    arguments = ("apply", "--dry-run=server", "--validate=strict", "-n", "default", "-f", "-")
+    document = {**document, "metadata": {"name": document["metadata"]["name"]}}
+    return cluster.try_kubectl(*arguments, stdin=yaml.safe_dump(document))

@@ -25,6 +25,7 @@ def test_plugin_shows_each_screen_of_a_service(cluster: Cluster, make: Make, tmp
     for command, words in (
         ("status", "UpToDate"),
         ("drafts", "lookup"),
+        ("adapters", ""),
         ("profile", "cpu"),
         ("demand", ""),
         ("why", ""),

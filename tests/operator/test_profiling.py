@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import PRODUCTS
 from tests.operator.client import Client, Service, uids, wait_for
 from tests.operator.conftest import Make
-from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
+from tests.operator.manifests import BLOCK, EAGLE, LOOKUP, MTP, on_gpu
 from tests.operator.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
@@ -109,6 +110,23 @@ def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service]
     service.wait("ProfilesReady", "True")
     assert all(_profile(service)[key] == value for key, value in before.items())
     assert jobs.created().count(service.read()["status"]["profiles"][0]["configMap"]) == 2
+
+
+def test_block_and_mtp_drafts_are_measured_by_a_job_each(services: dict[str, Service], jobs: Jobs) -> None:
+    """MTP has no checkpoint of its own, and is measured like a drafter that has one."""
+    service, pool = services["pool"], [LOOKUP, EAGLE]
+    names = {"lookup", "eagle"}
+    service.wait("ProfilesReady", "True")
+    job = service.read()["status"]["profiles"][0]["configMap"]
+    for drafter in (BLOCK, MTP):
+        before, count = _profile(service), jobs.created().count(job)
+        pool = [*pool, drafter]
+        service.patch({"draftPool": pool})
+        names = {*names, str(drafter["name"])}
+        wait_for(f"{drafter['name']}'s profile", partial(_are_profiled, service, names))
+        service.wait("ProfilesReady", "True")
+        assert jobs.created().count(job) == count + 1
+        assert {**_profile(service), **before} == _profile(service), "nothing else was measured again"
 
 
 def test_the_annotation_measures_again(services: dict[str, Service], client: Client, jobs: Jobs) -> None:
@@ -262,6 +280,11 @@ def _profile(service: Service) -> dict[str, str]:
     name = service.read()["status"]["profiles"][0]["configMap"]
     data: dict[str, str] = service.child(CONFIG_MAP, name)["data"]
     return {key: value for key, value in data.items() if "failures" not in key}
+
+
+def _are_profiled(service: Service, names: set[str]) -> bool:
+    """Whether these are the drafters that the status calls profiled."""
+    return {draft["name"] for draft in service.read()["status"]["drafts"] if draft.get("profiled")} == names
 
 
 def _owners(client: Client, namespace: str, name: str) -> set[str]:

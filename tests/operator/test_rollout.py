@@ -14,7 +14,7 @@ from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD
 from tests.cluster.cluster import Cluster
 from tests.operator.client import PATIENCE_S, Service, is_ready, uids, wait_for
 from tests.operator.conftest import Make
-from tests.operator.manifests import CLASSES, EAGLE, LOOKUP, environment
+from tests.operator.manifests import BLOCK, CLASSES, EAGLE, LOOKUP, MTP, environment
 
 pytestmark = pytest.mark.cluster
 
@@ -147,6 +147,27 @@ def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> Non
     assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.ready_pods()} == {service.revision}
 
 
+def test_block_and_mtp_drafts_come_pause_and_go_by_patch(services: dict[str, Service]) -> None:
+    """Several at once; a pause is hot, and what is taken out of the pool is gone from the next pods."""
+    service = services["hasty"]
+    second = BLOCK | {"name": "spark"}
+    service.patch({"draftPool": [LOOKUP, BLOCK, second, MTP]})
+    service.wait_updated()
+    wait_for("four drafts", lambda: _loaded(service) == ["lookup", "flash", "spark", "mtp"])
+    before, revision = uids(service.pods()), service.revision
+    service.patch({"draftPool": [LOOKUP, BLOCK, second | {"paused": True}, MTP | {"paused": True}]})
+    service.wait_updated()
+    assert (uids(service.pods()), service.revision) == (before, revision)
+    hot = json.loads(service.child(CONFIG_MAP, "hasty-hot")["data"][CONFIG_KEY])
+    assert hot["pausedDrafters"] == ["spark", "mtp"]
+    assert {_reported(pod)["configHash"] for pod in service.ready_pods()} == {_hash(hot)}
+    service.patch({"draftPool": [LOOKUP, MTP]})
+    service.wait_updated()
+    assert service.revision != revision
+    wait_for("two drafts", lambda: _loaded(service) == ["lookup", "mtp"])
+    assert [entry["name"] for entry in _reported(service.ready_pods()[0])["drafters"]] == ["lookup", "mtp"]
+
+
 def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]) -> None:
     """A revision that never gets ready is taken back: the old pods served all along."""
     service = services["hasty"]
@@ -211,6 +232,11 @@ class Request:
     def _read(self) -> None:
         with self._response as response:
             self._text = response.read()
+
+
+def _loaded(service: Service) -> list[str]:
+    """Names of the drafts that the status calls loaded, in its order."""
+    return [draft["name"] for draft in service.read()["status"]["drafts"] if draft.get("loaded")]
 
 
 def _crashes(service: Service) -> bool:

@@ -6,31 +6,36 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from outrider_operator.kinds import CONFIG_MAP, JOB, SERVICE
+from outrider_operator.kinds import CONFIG_MAP, JOB, POD, SERVICE
 
 from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
 from tests.operator.client import Client, Service, wait_for
+from tests.operator.conftest import PRIORITY_CLASS
 from tests.operator.process import NAMESPACE, OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
-PLATFORM, TENANT = "shared-platform", "shared-tenant"
+PLATFORM, SECOND, TENANT = "shared-platform", "shared-second", "shared-tenant"
+MEASURING = "outrider.dev/component=profiling"
 SPEC: dict[str, Any] = {"target": {"name": "tests/for-all"}, "standin": {"profile_s": 2}}
 
 
 @pytest.fixture(scope="module")
 def namespaces(cluster: Cluster, operator_process: OperatorProcess) -> Generator[None, None, None]:
-    """A platform's namespace that measures for all, and a tenant's. The operator serves these two alone."""
-    for name in (PLATFORM, TENANT):
+    """Two namespaces of a platform that measure for all, and a tenant's. The operator serves these alone."""
+    watched = (PLATFORM, SECOND, TENANT)
+    for name in watched:
         cluster.kubectl("create", "namespace", name)
     operator_process.stop()
-    operator_process.start(OUTRIDER_PROFILES_SHARED_FROM=PLATFORM, OUTRIDER_WATCH_NAMESPACES=f"{PLATFORM},{TENANT}")
+    operator_process.start(
+        OUTRIDER_PROFILES_SHARED_FROM=f"{PLATFORM},{SECOND}", OUTRIDER_WATCH_NAMESPACES=",".join(watched)
+    )
     yield
     operator_process.stop()
     operator_process.start(OUTRIDER_PROFILES_SHARED_FROM="", OUTRIDER_WATCH_NAMESPACES="")
-    for name in (PLATFORM, TENANT):
+    for name in watched:
         cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
@@ -71,3 +76,43 @@ def test_a_tenants_measurement_stays_in_its_namespace(client: Client) -> None:
     tenant.wait("ProfilesReady", "True", "Profiled")
     wait_for("its Job to be gone", lambda: not client.list(JOB, TENANT))
     assert _shared(client) == before
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_namespaces_that_measure_at_once_make_one_measurement(cluster: Cluster, client: Client) -> None:
+    """A tenant and two namespaces of the platform, whose Jobs wait for room until all three have had their turn: one
+    Job runs, and all have its figures. Two namespaces that saw no Job of each other both measured."""
+    everywhere = (PLATFORM, SECOND, TENANT)
+    for namespace in everywhere:
+        cluster.apply(_no_room(namespace))
+    made = [
+        _make(client, namespace, "at-once", target={"name": "tests/at-once"}, standin={"profile_s": 5})
+        for namespace in everywhere
+    ]
+    for service in made:
+        service.wait("Ready", "True")
+    wait_for("one Job", lambda: sum(len(client.list(JOB, namespace)) for namespace in everywhere) == 1)
+    for namespace in everywhere:
+        cluster.kubectl("delete", "resourcequota", "no-room", "-n", namespace)
+    ran: set[str] = set()
+
+    def all_are_profiled() -> bool:
+        ran.update(namespace for namespace in everywhere if client.list(POD, namespace, MEASURING))
+        return all(service.condition("ProfilesReady").get("reason") == "Profiled" for service in made)
+
+    wait_for("the profiles", all_are_profiled)
+    assert len(ran) == 1
+    (name,) = {service.read()["status"]["profiles"][0]["configMap"] for service in made}
+    first, *others = [service.child(CONFIG_MAP, name)["data"] for service in made]
+    assert all(data == first for data in others)
+
+
+def _no_room(namespace: str) -> dict[str, Any]:
+    """No pod of profiling Jobs may be made."""
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": [PRIORITY_CLASS]}
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "no-room", "namespace": namespace},
+        "spec": {"hard": {"pods": "0"}, "scopeSelector": {"matchExpressions": [scope]}},
+    }

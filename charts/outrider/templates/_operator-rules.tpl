@@ -29,6 +29,15 @@
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
   verbs: [get, create, patch, delete]
+# The LeaderWorkerSet of a service whose replicas are groups of pods (engine.nodes). delete: when replicas are single pods
+# again.
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, create, patch, delete]
+# Their StatefulSets tell which pods are of a group.
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch]
 # Revisions and profiles. delete: a revision's ConfigMap goes when no ReplicaSet needs it any more.
 - apiGroups: [""]
   resources: [configmaps]

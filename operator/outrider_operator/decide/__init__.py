@@ -29,6 +29,8 @@ from outrider_operator.cluster_model import (
     OperatorSettings,
     canary_names,
     child_names,
+    groups_names,
+    is_over_nodes,
     revision_map_name,
 )
 from outrider_operator.decide.canary.canary_objects import canary_children, canary_hot_map
@@ -38,6 +40,7 @@ from outrider_operator.decide.conditions.gateway import pool_ready
 from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.network import explained, why_unreachable
 from outrider_operator.decide.conditions.pod_availability import available, endpoint_ready
+from outrider_operator.decide.conditions.pod_groups import look_at_groups_s, no_groups, no_names, pods_per_replica
 from outrider_operator.decide.conditions.profile_conditions import ProfileInputs
 from outrider_operator.decide.conditions.rollout import (
     RolloutView,
@@ -106,8 +109,8 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
     """Plan the next step that brings the cluster nearer to the service's spec. Never raises on odd input."""
     if is_being_deleted(observed.service):  # garbage collection takes the children
         return Plan(status=observed.status)
-    children = Children(observed.identity, observed.children)
-    pods = _pods(observed, children.deployment, is_canary=False)
+    children = Children(observed.identity, observed.children, over_nodes=is_over_nodes(observed.service))
+    pods = _pods(observed, children.workload, is_canary=False)
     if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
     unreadable_reason = observed.parsed if isinstance(observed.parsed, str) else ""
@@ -131,6 +134,7 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
         return Plan(status=observed.status, read=own, read_shared=shared)
     names = _names(children, settings, desired)
     problem = unreadable_spec(unreadable_reason) if unreadable_reason else spec_problem(spec, settings, children, names)
+    problem = problem or no_groups(spec, observed.groups_access) or no_names(spec, children)
     prefetch = prefetch_of(observed, children, desired)
     is_blocked = problem is not None or (prefetch is not None and prefetch.holds)
     if is_blocked:
@@ -151,7 +155,8 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
 def _pods(observed: Observed, deployment: Object | None, *, is_canary: bool) -> Pods:
     """The pods of `deployment`: the service's own or its canary's."""
     pods = [pod for pod in observed.pods if (label(pod, TRACK_LABEL) == CANARY_TRACK) is is_canary]
-    return pods_of(deployment, pods, observed.warnings, observed.at, observed.provisioning)
+    workers = () if is_canary else observed.workers
+    return pods_of(deployment, pods, observed.warnings, observed.at, observed.provisioning, workers)
 
 
 def _canary(
@@ -199,7 +204,7 @@ def _desired(
     """The desired state. A revision that the API server refuses waits; the current one stays at the spec's scale."""
     images = runtime_images(
         observed.service,
-        children.deployment,
+        children.workload,
         children.canary,
         observed.status.runtime_image,
         settings,
@@ -225,11 +230,13 @@ def _names(children: Children, settings: OperatorSettings, desired: DesiredState
     policy = [(NETWORK_POLICY, network_policy_name(service))] if settings.admin_port_peers else []
     is_canary = desired.spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY
     canary = canary_names(service) if is_canary else ()
+    groups = groups_names(service, has_policy=bool(policy)) if desired.spec.engine.nodes > 1 else ()
     return [
         *child_names(service),
         (CONFIG_MAP, revision_map_name(service, desired.spec_revision.name)),
         *policy,
         *canary,
+        *groups,
     ]
 
 
@@ -327,7 +334,7 @@ def _marks(
 ) -> Refreshes:
     """Pod annotations: the product that a pod runs on, and a touch if its hot config changed."""
     pods = _pods(observed, children.canary, is_canary=True)
-    living = (*view.pods.living, *pods.living)
+    living = (*view.pods.with_workers, *pods.living)
     products = plan_products(living, observed.nodes or (), desired.spec.accelerator.product_label)
     serving = plan_refreshes(children, hot_map(children.owner, desired.hot), view.pods, observed.states)
     of_canary = Refreshes()
@@ -384,7 +391,7 @@ def _status_inputs(
     profiling = tuple(refusal for refusal in refused if refusal.component not in (SERVING, PREFETCH))
     rollout = RolloutView(
         desired=desired,
-        deployment=children.deployment,
+        deployment=children.workload,
         pods=pods,
         refused=problem or child_rejected(serving),
         last_progressing=behaviour.last_condition(ConditionType.PROGRESSING),
@@ -400,6 +407,7 @@ def _status_inputs(
         unreachable=unreachable,
         is_reachable=children.are_reachable,
         rewritten=rewritten,
+        replica_rivals=observed.replica_rivals,
         canary=canary,
         pool=pool_ready(children, desired.spec, observed.pool_access, observed.refusals),
         generation=observed.generation,
@@ -422,20 +430,21 @@ def _plan_without_spec(observed: Observed, children: Children, pods: Pods, why: 
 
 def _replicas(observed: Observed, children: Children) -> int:
     """Replicas of a service whose spec cannot be read: as many as before, or at least one."""
-    if children.deployment is not None:
-        return integer(children.deployment, "spec", "replicas")
+    if children.workload is not None:
+        return integer(children.workload, "spec", "replicas")
     return integer(observed.service, "spec", "replicas") or 1
 
 
 def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeServiceStatus:
     """The last status with fresh counts, which need no spec."""
-    deployment = children.deployment or {}
+    workload = children.workload or {}
     return observed.status.model_copy(
         update={
             "observed_generation": observed.generation,
-            "replicas": integer(deployment, "status", "replicas"),
+            "nodes": pods_per_replica(observed, children),
+            "replicas": integer(workload, "status", "replicas"),
             "ready_replicas": len(pods.ready),
-            "updated_replicas": integer(deployment, "status", "updatedReplicas"),
+            "updated_replicas": integer(workload, "status", "updatedReplicas"),
             "ready_revision": _ready_revision(observed, children, pods),
             "selector": ",".join(f"{name}={value}" for name, value in selector(children.owner.name).items()),
         }
@@ -458,10 +467,11 @@ def _next_look_s(
     desired = rollout.desired
     running = desired.running.name if desired.running is not None else ""
     aging = [stale_in_s(desired, profile.keys, profile.store, view.at) for profile in profiles]
-    is_polling = any(is_being_created(pod) for pod in (*view.pods.living, *view.job_pods))
+    is_polling = any(is_being_created(pod) for pod in (*view.pods.with_workers, *view.job_pods))
     is_polling = is_polling or is_node_awaited(view.pods, seconds(desired.spec.rollout.progress_deadline), running)
     is_polling = is_polling or any(profile.job_is_active and profile.pod is None for profile in profiles)
     moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
     moments += [next_deadline_check_s(rollout), LOOK_AGAIN_S if is_polling else None]
+    moments += [look_at_groups_s(rollout)]
     moments += [rollout.canary.next_look_s if rollout.canary is not None else None]
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

@@ -24,11 +24,9 @@ from outrider_operator.cluster_model import (
     ServiceIdentity,
 )
 from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.ownership import Children, labels, owner_reference
-from outrider_operator.decide.pod_spec.container import container, pod_fields
-from outrider_operator.decide.pod_spec.patch import patched
+from outrider_operator.decide.ownership import Children, owner_reference
+from outrider_operator.decide.pod_spec.job import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
-from outrider_operator.decide.pod_spec.volumes import model_volumes, scratch_volumes
 from outrider_operator.decide.pod_states import LOOK_AGAIN_S, pods_of
 from outrider_operator.decide.profiling.job_outcome import pod_of
 from outrider_operator.decide.profiling.measurement_request import attempt_hash
@@ -235,58 +233,26 @@ def _deletions(job: Object | None) -> tuple[Delete, ...]:
 
 def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch) -> Object:
     spec = desired.spec
-    metadata_labels = {**spec.pod_template.labels, **labels(owner.name, PREFETCH)}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": JOB,
-        "metadata": {
-            "name": f"{owner.name}-prefetch",
-            "namespace": owner.namespace,
-            "labels": metadata_labels,
-            "annotations": {KEY_ANNOTATION: f"{prefetch.key}/{prefetch.attempt}"},
-            "ownerReferences": [owner_reference(owner, controller=True)],
-        },
-        "spec": {
-            "backoffLimit": _RETRIES,
-            "podFailurePolicy": {
-                "rules": [
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {
-                            "containerName": DOWNLOADER,
-                            "operator": "In",
-                            "values": sorted(_NO_PROGRAM_CODES),
-                        },
-                    },
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                ]
-            },
-            "template": {
-                "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
-                "spec": _pod(settings, spec, desired.image),
-            },
-        },
+    metadata = {
+        "name": f"{owner.name}-prefetch",
+        "annotations": {KEY_ANNOTATION: f"{prefetch.key}/{prefetch.attempt}"},
+        "ownerReferences": [owner_reference(owner, controller=True)],
     }
+    codes = {"containerName": DOWNLOADER, "operator": "In", "values": sorted(_NO_PROGRAM_CODES)}
+    no_program = {"action": "FailJob", "onExitCodes": codes}
+    pod = _pod(settings, spec, desired.image)
+    return job_document(owner, spec, PREFETCH, metadata, pod, retries=_RETRIES, failures=(no_program,))
 
 
 def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -> Object:
     """A pod that needs the claim and no GPU, on a node where serving pods may run: some claims bind a volume in the
     zone of their first pod."""
-    volumes = [*model_volumes(spec), *scratch_volumes()]
-    downloader = {
-        **container(spec, settings, DOWNLOADER, image, volumes),
+    program = {
         "command": ["outrider-prefetch"],
         "args": _arguments(spec),
         "resources": resources_without_devices(spec),
     }
-    fields: Object = {
-        **pod_fields(spec, settings, volumes),
-        **_placement(spec),
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 10,
-        "containers": [downloader],
-    }
-    pod = patched(fields, spec.pod_template, DOWNLOADER, serving=False)
+    pod = job_pod(spec, settings, image, DOWNLOADER, program, _placement(spec))
     return {name: value for name, value in pod.items() if name != "resourceClaims"}
 
 

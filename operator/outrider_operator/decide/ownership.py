@@ -13,6 +13,7 @@ from outrider_operator.cluster_model import (
     CONFIG_MAP,
     DEPLOYMENT,
     KUBERNETES_SERVICE,
+    LEADER_WORKER_SET,
     MANAGED_BY_LABEL,
     MANAGER,
     SERVICE_LABEL,
@@ -20,8 +21,17 @@ from outrider_operator.cluster_model import (
     Object,
     ServiceIdentity,
     canary_name,
+    groups_name,
 )
-from outrider_operator.validation.reading import controller_of, is_being_deleted, label, owners_of, text
+from outrider_operator.validation.reading import (
+    controller_of,
+    integer,
+    is_being_deleted,
+    label,
+    mapping,
+    owners_of,
+    text,
+)
 
 
 class Ownership(Enum):
@@ -39,6 +49,8 @@ class Children:
     owner: ServiceIdentity
     documents: Mapping[tuple[str, str], Object]
     """(kind, name) -> object."""
+    over_nodes: bool = False
+    """Does the spec ask for groups of pods (engine.nodes above 1)?"""
 
     def ownership(self, kind: str, name: str) -> Ownership:
         return ownership(self.documents.get((kind, name)), self.owner)
@@ -50,6 +62,22 @@ class Children:
     @property
     def deployment(self) -> Object | None:
         return self.own(DEPLOYMENT, self.owner.name)
+
+    @property
+    def groups(self) -> Object | None:
+        """The LeaderWorkerSet in the shape of a Deployment of its leaders."""
+        groups = self.own(LEADER_WORKER_SET, groups_name(self.owner.name))
+        return groups and _as_deployment(groups)
+
+    @property
+    def workload(self) -> Object | None:
+        """What makes the serving pods. While both kinds exist, it is the one that the spec asks for."""
+        return (self.groups or self.deployment) if self.over_nodes else (self.deployment or self.groups)
+
+    @property
+    def workloads(self) -> list[Object]:
+        """Both kinds, while a service changes from one to the other."""
+        return [workload for workload in (self.deployment, self.groups) if workload is not None]
 
     @property
     def canary(self) -> Object | None:
@@ -74,6 +102,26 @@ class Children:
     def foreign(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """(kind, name) of children whose name an object of another owner has."""
         return [key for key in names if self.ownership(*key) is Ownership.FOREIGN]
+
+
+def _as_deployment(groups: Object) -> Object:
+    """A LeaderWorkerSet in the shape of a Deployment, so that what is decided about pods holds for groups.
+
+    A group is ready as its leader is. Releases before 0.9 do not say which generation they observed.
+    """
+    status, generation = mapping(groups, "status"), integer(groups, "metadata", "generation")
+    return {
+        **groups,
+        "spec": {
+            "replicas": integer(groups, "spec", "replicas"),
+            "template": mapping(groups, "spec", "leaderWorkerTemplate", "leaderTemplate"),
+        },
+        "status": {
+            "observedGeneration": generation if status else 0,
+            **status,
+            "availableReplicas": integer(status, "readyReplicas"),
+        },
+    }
 
 
 def ownership(document: Object | None, owner: ServiceIdentity) -> Ownership:

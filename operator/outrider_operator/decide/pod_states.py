@@ -10,7 +10,7 @@ from itertools import groupby, islice
 
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import REVISION_LABEL, Object
+from outrider_operator.cluster_model import GROUPS_LABEL, REVISION_LABEL, Object
 from outrider_operator.validation.reading import (
     condition_of,
     cut,
@@ -43,6 +43,8 @@ _CRASHES = 2
 _CRASH_IS_OVER_S = 600.0
 """Run time after which the kubelet restarts a container without back-off again."""
 _LAST_LINES = 4
+_SIGNALLED = 128
+"""Exit codes from here on are those of signals: the other pods of a group get one when it is made again."""
 _PATIENCE_S = 30.0
 """Age from which a volume that fails to mount is trouble. At first a ConfigMap may just be missing."""
 MOST_TOLERATIONS = 256
@@ -76,6 +78,15 @@ class Pods:
     """Pod name -> message of an autoscaler about the node that it adds for the pod."""
     ended: tuple[Object, ...] = ()
     """Pods that ended for good within the last minutes, newest first: evicted, or refused by their node."""
+    workers: tuple[Object, ...] = ()
+    """Pods of groups other than leaders. A leader is not ready before they have joined it."""
+    crashed: tuple[Object, ...] = ()
+    """Pods of groups that are being deleted since a container of theirs crashed: each crash makes the whole group
+    again, so no pod of a group crashes twice."""
+
+    @property
+    def with_workers(self) -> tuple[Object, ...]:
+        return (*self.living, *self.workers)
 
     @cached_property
     def ready(self) -> tuple[Object, ...]:
@@ -101,7 +112,7 @@ class Pods:
     def trouble(self, revision: str | None = None) -> Trouble | None:
         """Trouble of the first unready pod, of `revision` or of any; else of creating pods; None without any."""
         troubles = (trouble for pod, trouble in self._unready if revision in (None, revision_of(pod)))
-        return next(filter(None, troubles), self.forbidden) or self._endings(revision)
+        return next(filter(None, troubles), self.forbidden) or self._endings(revision) or self._crash(revision)
 
     def why_not_ready(self, revision: str | None = None) -> str:
         """A sentence about pods that are not ready; empty if there is nothing to report."""
@@ -111,6 +122,13 @@ class Pods:
         starting = next((self._still_starting(pod) for pod in of_it), "")
         ended = next((how_it_ended(pod) for pod in self.ended if revision in (None, revision_of(pod))), "")
         return ". ".join(sentence for sentence in (starting, ended) if sentence)
+
+    def _crash(self, revision: str | None) -> Trouble | None:
+        """Trouble if a group is being made again after a crash."""
+        of_it = (pod for pod in self.crashed if revision in (None, revision_of(pod)))
+        crashes = (_crash(pod, status, "") for pod in of_it for status in _crashed_containers(pod))
+        sentence = next(crashes, "")
+        return Trouble(ConditionReason.POD_CRASHING, f"{sentence}. Its group is made again") if sentence else None
 
     def _endings(self, revision: str | None) -> Trouble | None:
         """Trouble if a pod and its replacement both ended: the next one will probably end, too."""
@@ -128,7 +146,7 @@ class Pods:
     @cached_property
     def _unready(self) -> list[tuple[Object, Trouble | None]]:
         """Pods that are not ready, with their trouble. It is cached for the conditions: there may be 1,000 pods."""
-        return [(pod, self._trouble_of(pod)) for pod in self.living if not is_ready(pod)]
+        return [(pod, self._trouble_of(pod)) for pod in self.with_workers if not is_ready(pod)]
 
     def _trouble_of(self, pod: Object) -> Trouble | None:
         return _container_trouble(pod, self.at) or self._stuck(pod)
@@ -155,11 +173,16 @@ def pods_of(
     warnings: Mapping[str, str],
     at: float,
     provisioning: Mapping[str, str] | None = None,
+    workers: Iterable[Object] = (),
 ) -> Pods:
     living = tuple(pod for pod in pods if not is_being_deleted(pod) and not _has_ended(pod))
     recently = (pod for pod in pods if _has_ended(pod) and at - _ended_at(pod) < _CRASH_IS_OVER_S)
     ended = sorted((pod for pod in recently if not is_being_deleted(pod)), key=_ended_at, reverse=True)
-    return Pods(living, at, warnings, _forbidden(deployment), provisioning or {}, tuple(ended))
+    workers = tuple(workers)
+    joining = tuple(pod for pod in workers if not is_being_deleted(pod) and not _has_ended(pod))
+    grouped = (pod for pod in (*pods, *workers) if label(pod, GROUPS_LABEL) and is_being_deleted(pod))
+    crashed = tuple(pod for pod in grouped if _crashed_containers(pod))
+    return Pods(living, at, warnings, _forbidden(deployment), provisioning or {}, tuple(ended), joining, crashed)
 
 
 def is_ready(pod: Object) -> bool:
@@ -272,6 +295,12 @@ def _keeps_ending(status: Object, now_s: float) -> bool:
         return False
     finished_at = unix_seconds(text(status, "lastState", "terminated", "finishedAt"))
     return not status.get("started") or finished_at is None or now_s - finished_at < _CRASH_IS_OVER_S
+
+
+def _crashed_containers(pod: Object) -> list[Object]:
+    """Statuses of containers that ended by themselves before they were restarted, and not by a signal."""
+    statuses = items(pod, "status", "containerStatuses")
+    return [s for s in statuses if 0 < integer(s, "lastState", "terminated", "exitCode") < _SIGNALLED]
 
 
 def _crash(pod: Object, status: Object, message: str) -> str:

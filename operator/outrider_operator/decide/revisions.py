@@ -257,13 +257,13 @@ def unread_map(children: Children, revision: Revision) -> list[str]:
 
 
 def current_revision(children: Children, stored: Iterable[Revision]) -> Revision | None:
-    """The revision in `stored` that the Deployment runs; None without one, or if its ConfigMap is gone."""
+    """The revision in `stored` that the workload runs; None without one, or if its ConfigMap is gone."""
     current = current_revision_name(children)
     return next((revision for revision in stored if revision.name == current), None)
 
 
 def current_revision_name(children: Children) -> str:
-    return revision_in(children.deployment)
+    return revision_in(children.workload)
 
 
 def revision_in(deployment: Object | None) -> str:
@@ -273,7 +273,7 @@ def revision_in(deployment: Object | None) -> str:
 
 def ready_revision(children: Children, reported: str, ready: Container[str]) -> str:
     """The newest revision that had a ready pod. reported: value in the status. ready: revisions of ready pods."""
-    current, noted = current_revision_name(children), annotation(children.deployment or {}, READY_ANNOTATION)
+    current, noted = current_revision_name(children), annotation(children.workload or {}, READY_ANNOTATION)
     if current in ready:
         return current
     return noted if _NAME.fullmatch(noted) else reported
@@ -328,7 +328,7 @@ def _lost(
     children: Children, settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str, inputs: str
 ) -> Revision | None:
     """The Deployment's revision if only its ConfigMap is lost. It is recreated without restarting pods."""
-    deployment, name = children.deployment or {}, current_revision_name(children)
+    deployment, name = children.workload or {}, current_revision_name(children)
     most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
     if not name or annotation(deployment, INPUTS_LABEL) != inputs or not _TOKENS.fullmatch(most):
         return None
@@ -384,7 +384,7 @@ def _is_map_of(owner: ServiceIdentity, document: Object) -> bool:
 def _vouched(children: Children, replica_sets: Iterable[Object]) -> set[tuple[str, str]]:
     """(revision, digest of its contents) of the revisions that pods were created from."""
     pairs = {(label(document, REVISION_LABEL), annotation(document, CONTENTS_ANNOTATION)) for document in replica_sets}
-    pairs.add((current_revision_name(children), annotation(children.deployment or {}, CONTENTS_ANNOTATION)))
+    pairs |= {(revision_in(workload), annotation(workload, CONTENTS_ANNOTATION)) for workload in children.workloads}
     return {(name, fingerprint) for name, fingerprint in pairs if fingerprint}
 
 

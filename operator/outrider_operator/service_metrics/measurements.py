@@ -12,7 +12,7 @@ from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MetricsSource
 
 from outrider_operator.cache import ObjectCache
-from outrider_operator.cluster_model import CANARY_TRACK, TRACK_LABEL, FigureWindows, Object
+from outrider_operator.cluster_model import CANARY_TRACK, GROUPS_LABEL, TRACK_LABEL, FigureWindows, Object
 from outrider_operator.decide.conditions.status_changes import FIGURES_EVERY_S
 from outrider_operator.decide.figures.windows import (
     History,
@@ -30,7 +30,7 @@ from outrider_operator.service_metrics.pod_polls import PodStates
 from outrider_operator.service_metrics.prometheus import PrometheusFigures
 from outrider_operator.service_metrics.state_endpoint import StateEndpoint
 from outrider_operator.serving_pods import ServingPods
-from outrider_operator.validation.reading import label, name_of
+from outrider_operator.validation.reading import label, name_of, text
 from outrider_operator.work_queue import Key
 
 SNAPSHOTS_PER_WINDOW = 12
@@ -152,7 +152,10 @@ class Measurements:
         return {name_of(pod) for pod in self._pods.documents(key) if label(pod, TRACK_LABEL) == CANARY_TRACK}
 
     def _newest_revision(self, key: Key) -> str:
-        return revision_in(self._cache.get(DEPLOYMENT, key.namespace, key.name))
+        """Revision of the Deployment; where groups serve, that of the leader that was made last."""
+        leaders = [pod for pod in self._pods.documents(key) if label(pod, GROUPS_LABEL)]
+        newest = max(leaders, key=lambda pod: text(pod, "metadata", "creationTimestamp"), default=None)
+        return revision_of(newest) if newest else revision_in(self._cache.get(DEPLOYMENT, key.namespace, key.name))
 
     def _wake(self, key: Key, followed: _Followed, at: float) -> None:
         """Wake the service while its figures can change, that is until two windows have no traffic."""

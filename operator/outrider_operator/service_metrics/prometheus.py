@@ -81,6 +81,10 @@ _OF_REVISION: Metrics = {
     "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_steps_total": ((), _fixed("steps")),
     "outrider_busy_seconds_total": ((), _fixed("busy_s")),
+    "outrider_batch_squared_total": ((), _fixed("batch_squared")),
+    "outrider_batch_accepted_total": ((), _fixed("batch_accepted")),
+    "outrider_batch_busy_seconds_total": ((), _fixed("batch_busy_s")),
+    "outrider_prompt_busy_seconds_total": ((), _fixed("prompt_busy_s")),
 }
 """Counters of pods of one revision: in the next one a drafter's name may stand for another draft."""
 _RARE: Metrics = {

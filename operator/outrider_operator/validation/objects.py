@@ -18,10 +18,12 @@ from pydantic_core import to_json
 
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
+    GROUPS_LABEL,
     JOB_NAME_LABEL,
     MANAGED_BY_LABEL,
     PODLESS_FIELDS,
     PROFILE,
+    REPLICA_WRITER,
     REVISION_LABEL,
     SERVICE_LABEL,
     SHARED_PROFILE,
@@ -42,8 +44,10 @@ from outrider_operator.kinds import (
     REPLICA_SET,
     SERVICE,
     SERVICE_ACCOUNT,
+    STATEFUL_SET,
     ResourceKind,
 )
+from outrider_operator.managed_fields import newest_writer
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import component, controller_of, label, labels_of, name_of, owners_of
 
@@ -72,7 +76,8 @@ _SOURCE = "object"
 _OURS = ((API_GROUP, KIND),)
 _OWNERS: Mapping[ResourceKind, tuple[tuple[str, str], ...]] = {
     REPLICA_SET: (("apps", "Deployment"),),
-    POD: (("apps", "ReplicaSet"), ("batch", "Job")),
+    POD: (("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("batch", "Job")),
+    STATEFUL_SET: (("leaderworkerset.x-k8s.io", "LeaderWorkerSet"), ("v1", "Pod")),
 }
 """Kind -> (group, kind) of the owner of Outrider's objects of that kind. The default is the service itself."""
 _ADOPTED = frozenset({REPLICA_SET, JOB})
@@ -83,9 +88,9 @@ _NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_
 ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
     for name in (
-        "abort", "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes",
-        "prefetch", "product", "promote", "ready-revision", "reprofile", "retry", "rollout", "runtime-image",
-        "runtime-upgrade", "settings",
+        "abort", "applied", "asked", "attempt", "boot-draft-tokens", "contents", "held", "hot", "inputs", "model",
+        "nodes", "prefetch", "product", "promote", "ready-revision", "reprofile", "retry", "rollout", "runtime-image",
+        "runtime-upgrade", "scaled-down-while-held", "settings",
     )
 )  # fmt: skip
 """Annotations that decisions read."""
@@ -96,6 +101,7 @@ LABELS = frozenset(
         REVISION_LABEL,
         TRACK_LABEL,
         COMPONENT_LABEL,
+        GROUPS_LABEL,
         JOB_NAME_LABEL,
         f"{API_GROUP}/inputs",
     }
@@ -109,14 +115,15 @@ _SERVICE_METADATA = (
     "annotations",
 )  # fmt: skip
 _NODE_METADATA = ("name", "uid", "labels", "resourceVersion")
-_WITHOUT_TEMPLATE = frozenset({REPLICA_SET, JOB})
+_WITHOUT_TEMPLATE = frozenset({REPLICA_SET, STATEFUL_SET, JOB})
 """Kinds whose pod template is dropped: decisions read only other fields of their spec."""
 
 
 def admit(kind: ResourceKind, document: Object) -> Object | InvalidInput:
     """`document` trimmed for the cache; InvalidInput if it is not one of Outrider's objects, or too large."""
     if kind == SERVICE:
-        return _service(trimmed(kind, document))
+        writer = _replica_writer(document)
+        return {**_service(trimmed(kind, document)), **({REPLICA_WRITER: writer} if writer else {})}
     if kind == NODE:
         return trimmed(kind, document)
     if not _has_our_owner(kind, document):
@@ -140,7 +147,7 @@ def most_of(kind: ResourceKind, services: int) -> float:
     """Limit of objects of `kind` in a namespace with this number of services."""
     if kind in (SERVICE, NODE):
         return math.inf
-    return MOST_PODS if kind == POD else MOST_AT_LEAST + MOST_A_SERVICE * services
+    return MOST_PODS if kind in (POD, STATEFUL_SET) else MOST_AT_LEAST + MOST_A_SERVICE * services
 
 
 def too_many(kind: ResourceKind, document: Object) -> InvalidInput:
@@ -245,6 +252,11 @@ def _service(document: Object) -> Object:
         return kept
     small = _only(document["spec"], PODLESS_FIELDS)
     return {**kept, "spec": {TOO_LARGE: size, **(small if len(to_json(small)) <= MOST_PODLESS else {})}}
+
+
+def _replica_writer(service: Object) -> str:
+    entries = service["metadata"].get("managedFields")
+    return newest_writer([entry for entry in entries if isinstance(entry, dict)], "spec", "replicas") if entries else ""
 
 
 def _node(node: Object) -> Object:

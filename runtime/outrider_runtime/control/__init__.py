@@ -4,18 +4,20 @@ Everything here is numpy arrays and numba: no engine, no I/O, no clock of its ow
 
     controller       the entry point
     verify, propose  its two decisions
-    choices          the best drafters for a batch, with the drafters' caches as they are or after feeding them
     evidence         what finished steps teach
+    arm_plans        both decisions for two pools in one engine, and what a step costs each request (`arm_prices`)
 
-    data             what passes between an engine and the core
+    batch, plans     what passes between an engine and the core
     settings         what a controller is built from, and which of it is in force
-    cost             seconds of a step
-    acceptance       probabilities that the target accepts proposals
+    step_times       predicted seconds of a step
+    observed_times   errors of the prediction, learned from each step
+    acceptance       probabilities that the target accepts proposals, in chains and in `trees`
     value            gain against cost, and lambda, the price of a second
-    selection        the best nodes for the target to score; the best drafters, draft lengths, widths and requests
+    draft_options    what each drafter can propose for each request, and its price
+    choose_drafters  the best drafters, draft lengths, widths and requests
     slo, admission   SLO classes: which requests come first, which are held back
-    caches           which drafters' caches are fed, and when
-    trial_schedule   probes and explorations: what is tried, when, at what cost
-    speedup          the speed-up of speculation, as probes measure it
+    trials           probes and explorations: what is tried, when, at what cost; the speed-up, as probes measure it
     state            counters
+
+    compiled         machine code, kept on disk; `warm_up` compiles it
 """

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from outrider_runtime.control.batch import Columns, Floats
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.cost.step_times import Costs, decode_s, prompt_s
-from outrider_runtime.control.data.batch import Columns, Floats
 from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest, later, slack_s, tpot_of
+from outrider_runtime.control.step_times import Costs, Shape, decode_s, prompt_s
 
 MOST_PATIENCE_USED = 1.0
 """Time waited / the time that the class tolerates, from which on prompts are not held back: under lasting load, prompts

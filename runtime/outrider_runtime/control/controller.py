@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider_runtime.control.arms.arm_plans import ArmPlanner, can_compare
-from outrider_runtime.control.arms.arm_prices import Credits
-from outrider_runtime.control.cost.model import LatencyModel
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Bools, Ints
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, VerifyPlan
+from outrider_runtime.control.arm_plans import ArmPlanner, can_compare
+from outrider_runtime.control.arm_prices import Credits
+from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.plans import DraftPlan, Forest, Outcome, VerifyPlan
 from outrider_runtime.control.propose import Propose
 from outrider_runtime.control.settings import HotSettings, Mode, Pin, Settings, fed_blocks, in_force
 from outrider_runtime.control.slo import UnderWay
@@ -30,6 +28,7 @@ from outrider_runtime.control.state import (
     State,
     Weighed,
 )
+from outrider_runtime.control.step_times import LatencyModel
 from outrider_runtime.control.verify import Verify
 
 
@@ -103,8 +102,6 @@ class Controller:
 
     def configure(self, hot: HotSettings) -> None:
         """Put new settings in force from the next decision on. What was learned is kept."""
-        if _class_names(hot) != _class_names(self.settings.hot):
-            self._evidence.acceptance.set_classes(len(hot.slo_classes))
         if hot.arms != self.settings.hot.arms:
             self._arms = None
         self.settings = dataclasses.replace(self.settings, hot=hot)
@@ -202,7 +199,3 @@ class Controller:
             return Reason.NOT_WORTH_IT if tally.steps >= LEAST_STEPS else Reason.MEASURING
         measured = self._evidence.trials.speedup.counts.probes >= LEAST_PROBES or self.settings.hot.mode is Mode.STATIC
         return Reason.PAYS if measured else Reason.MEASURING
-
-
-def _class_names(hot: HotSettings) -> list[str]:
-    return [slo_class.name for slo_class in hot.slo_classes]

@@ -7,13 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.acceptance.estimate import Acceptance
-from outrider_runtime.control.acceptance.trials import Counts, Verdicts
-from outrider_runtime.control.acceptance.trials import observe as observe_trials
+from outrider_runtime.control.acceptance import Acceptance, Counts, Verdicts, observe_trials
+from outrider_runtime.control.batch import Columns, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.fresh_prompts import FreshPrompts
-from outrider_runtime.control.cost.model import LatencyModel, this_step
-from outrider_runtime.control.cost.observed_times import (
+from outrider_runtime.control.observed_times import (
     ROWS,
     Belief,
     Beliefs,
@@ -23,14 +20,11 @@ from outrider_runtime.control.cost.observed_times import (
     TargetRun,
     observe_times,
 )
-from outrider_runtime.control.cost.step_times import Costs
-from outrider_runtime.control.data.batch import Columns, Floats, Ints
-from outrider_runtime.control.data.forest import Nodes
-from outrider_runtime.control.data.plans import Outcome, Purpose
+from outrider_runtime.control.plans import Nodes, Outcome, Purpose
 from outrider_runtime.control.settings import Settings
-from outrider_runtime.control.speedup import Neighbour
 from outrider_runtime.control.state import StepCounts, count, new_tally
-from outrider_runtime.control.trial_schedule import TrialSchedule
+from outrider_runtime.control.step_times import Costs, LatencyModel, this_step
+from outrider_runtime.control.trials import Neighbour, TrialSchedule
 from outrider_runtime.control.value import Goodput
 
 TRIALS = {Purpose.PROBE, Purpose.EXPLORE}
@@ -46,7 +40,7 @@ class Evidence:
         self._settings = settings
         self.acceptance = Acceptance(settings)
         self.latency = StepTimes(model, settings)
-        self.goodput, self.fresh_prompts = Goodput(), FreshPrompts()
+        self.goodput = Goodput()
         self.trials = TrialSchedule(rng)
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
         self.longest = 1
@@ -61,9 +55,8 @@ class Evidence:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.acceptance.age(outcome.output_at_s)
         ran, drafts_s, plain = self._learn(outcome)
-        self.tally.observe(outcome, ran)
+        self.tally.observe(outcome, ran, plain.prompts_s)
         self.longest = max(self.longest, ran.longest)
-        self.fresh_prompts.observe(ran.shape.n_prompt > 0, is_pending=bool(outcome.batch.prompt_left.any()))
         if math.isnan(plain.decode_s):
             self.tally.dropped_steps += 1
             return

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Bools, Floats
+from outrider_runtime.control.batch import Bools, Floats
 
 
 class Mode(StrEnum):
@@ -30,12 +30,6 @@ class DraftPrefill(StrEnum):
     NEVER = "Never"
 
 
-PROBABILITY_EDGES = (-1.4, -0.4, 0.4, 1.1, 1.7, 2.6, 4.0)
-"""Edges between the bins of a model's confidence, log-odds of a token: 0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.98."""
-MATCH_EDGES = (1.5, 2.5, 3.5, 5.5, 8.5, 16.5, 32.5)
-"""Edges between the bins of a lookup's confidence, tokens of its match."""
-
-
 @dataclass(frozen=True, slots=True)
 class Drafter:
     """One entry of the draft pool, in the pool's order, which breaks ties: its needs, and what its cost depends on."""
@@ -51,8 +45,6 @@ class Drafter:
     head)."""
     kv_budget: int | None = None
     """Most context tokens of a request that a pass reads; None: all of them."""
-    confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
-    """Seven rising edges between the eight bins of its confidence; acceptance is counted for each bin."""
     most_tokens: int | None = None
     """Largest draft length (the block of a block drafter); None: as large as the engine takes."""
     widest: int = 1

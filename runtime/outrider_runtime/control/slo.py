@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from outrider_runtime.control.batch import Bools, Columns, Floats, Ints
 from outrider_runtime.control.compiled import compilable, compiled
-from outrider_runtime.control.data.batch import Bools, Columns, Floats, Ints
 from outrider_runtime.control.value import Price
 
 MOST_FORCED = 4

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.acceptance.trials import Verdicts
+from outrider_runtime.control.acceptance import Verdicts
+from outrider_runtime.control.batch import Columns, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.model import Shape, this_step
-from outrider_runtime.control.data.batch import Columns, Ints
-from outrider_runtime.control.data.forest import Nodes
-from outrider_runtime.control.data.plans import Outcome
-from outrider_runtime.control.speedup import ProbeCounts
+from outrider_runtime.control.plans import Nodes, Outcome
+from outrider_runtime.control.step_times import Shape, this_step
+from outrider_runtime.control.trials import ProbeCounts
 
 RECENT_KEEP = 0.95
 """Weight of older steps at each new one: a mean over about the last 20 steps."""
@@ -45,6 +44,8 @@ class StepCounts(NamedTuple):
 
     verified: int
     """Verified nodes."""
+    accepted: int
+    """Accepted nodes."""
     longest: int
     """Depth of the deepest of them."""
     decoding: int
@@ -68,6 +69,14 @@ class Tally:
     speculative_steps: int = 0
     output_tokens: int = 0
     busy_s: float = 0.0
+    batch_squared: int = 0
+    """Sum over steps of the square of the requests that decoded."""
+    batch_accepted: int = 0
+    """Sum over steps of the requests that decoded x the step's accepted nodes."""
+    batch_busy_s: float = 0.0
+    """Sum over steps of the requests that decoded x the step's seconds without those of prompts."""
+    prompt_busy_s: float = 0.0
+    """Seconds that prompts took, by the model of step times: all of a step in which no request decoded."""
     proposed_tokens: int = 0
     dropped_steps: int = 0
     """Steps whose times were absurd."""
@@ -77,13 +86,19 @@ class Tally:
     recent_speculation: float = 0.0
     """Share of these steps in which speculation was the choice."""
 
-    def observe(self, outcome: Outcome, ran: StepCounts) -> None:
-        """Count a finished step."""
+    def observe(self, outcome: Outcome, ran: StepCounts, prompts_s: float) -> None:
+        """Count a finished step. prompts_s: modelled seconds of its prompts, if requests decoded too."""
         verified, decoding = ran.verified, ran.decoding
         self.steps += 1
         self.output_tokens += outcome.tokens
         self.last_step_at = outcome.output_at_s if math.isfinite(outcome.output_at_s) else self.last_step_at
-        self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
+        step_s = outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
+        self.busy_s += step_s
+        self.batch_squared += int(decoding) ** 2
+        self.batch_accepted += int(decoding) * int(ran.accepted)
+        prompts_s = min(max(0.0, prompts_s), step_s) if decoding else step_s
+        self.batch_busy_s += int(decoding) * (step_s - prompts_s)
+        self.prompt_busy_s += prompts_s
         self.proposed_tokens += len(outcome.forest)
         self.speculative_steps += outcome.drafted
         if decoding:
@@ -99,11 +114,12 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 @compiled
 def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints) -> StepCounts:
     """Count a step. of_drafter, lengths: updated in place, see `Tally`."""
-    verified, depths, decoding, begun = 0, np.zeros(len(batch.slot), np.int64), 0, 0
+    verified, accepted, depths, decoding, begun = 0, 0, np.zeros(len(batch.slot), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
     for m in np.flatnonzero(verdicts.verified):
         i, d = nodes.request[m], nodes.drafter[m]
         verified += 1
+        accepted += verdicts.accepted[m]
         depths[i] = max(depths[i], nodes.depth[m])
         own = of_drafter[d]
         own[REQUEST_STEPS] += last[d] != i
@@ -116,7 +132,7 @@ def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, le
             decoding += 1
             lengths[min(depths[i], len(lengths) - 1)] += 1
         begun += batch.prompt[i] > 0 and batch.prompt_left[i] == 0
-    return StepCounts(verified, depths.max() if len(depths) else 0, decoding, begun, this_step(batch))
+    return StepCounts(verified, accepted, depths.max() if len(depths) else 0, decoding, begun, this_step(batch))
 
 
 @dataclass(frozen=True, slots=True)

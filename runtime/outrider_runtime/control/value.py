@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from outrider_runtime.control.batch import Floats
 from outrider_runtime.control.compiled import compilable, compiled
-from outrider_runtime.control.data.batch import Floats
 
 HALF_LIFE_STEPS = 40
 DECAY_PER_STEP = 0.5 ** (1 / HALF_LIFE_STEPS)
@@ -19,8 +19,8 @@ DECAY_PER_STEP = 0.5 ** (1 / HALF_LIFE_STEPS)
 PRIOR_TOKENS = 8.0
 """Tokens that the prior, goodput / plain goodput = 1, counts for."""
 
-WHOLE_BATCH: Floats = np.zeros((0, 0))
-"""Stands for the seconds that requests add to drafters' passes if every pass is over the whole batch: none."""
+NO_SECONDS: Floats = np.zeros((0, 0))
+"""Stands for seconds of drafters and requests (D, N) that are all 0."""
 
 
 @compilable
@@ -32,11 +32,8 @@ def worth(tokens: float, seconds: float, rate: float) -> float:
 class Price(NamedTuple):
     """Seconds of a step's target pass, by the number of its proposals."""
 
-    varlen_s: Floats
-    """(T+1,): seconds with 0, 1, .. T proposals in a varlen step; [0] is plain decoding."""
-    uniform_s: Floats
-    """(T+1,): mean seconds if the step is planned uniform (it becomes varlen if a prompt joins); `varlen_s` if no
-    uniform step is possible. For one request both are equal."""
+    target_s: Floats
+    """(T+1,): seconds with 0, 1, .. T proposals; [0] is plain decoding."""
     node_s: Floats
     """(N,): seconds of a node beyond these: for its request's context, and in the drafters' next first passes."""
     rate: float
@@ -46,7 +43,7 @@ class Price(NamedTuple):
 
     @property
     def plain_s(self) -> float:
-        return float(self.varlen_s[0])
+        return float(self.target_s[0])
 
 
 @compiled

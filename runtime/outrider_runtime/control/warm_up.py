@@ -11,21 +11,19 @@ import dataclasses
 
 import numpy as np
 
-from outrider_runtime.control.caches import LOOK_EVERY_STEPS
+from outrider_runtime.control.batch import NO_DRAFTER, Batch, Waiting
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Waiting
-from outrider_runtime.control.data.forest import chains
-from outrider_runtime.control.data.plans import ExecutionMode, Outcome
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.plans import ExecutionMode, Outcome, chains
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, Shape, StepCost
 
 DRAFTERS = (
     Drafter("head", passes=True, needs_hidden=True),
     Drafter("draft", passes=True, needs_kv=True),
-    Drafter("lookup", confidence_edges=MATCH_EDGES),
+    Drafter("lookup"),
 )
 REQUESTS = 4
-STEPS = LOOK_EVERY_STEPS + 2
+STEPS = 10
 CANARY_STEPS = 2  # the first proposes, the second has something to verify
 WHOLE_STEPS, MISSING = 4, 100
 """Steps without KV gaps; tokens of each KV gap after them, so that the code which weighs feeding them runs, too."""

@@ -36,6 +36,6 @@ def traits(
     manifest_tokens = None if drafter.block is None else drafter.block.max_tokens
     return settings.Drafter(
         drafter.name, method.autoregressive, method.needs_kv, method.needs_hidden,
-        None if window is None else window.budget(page_tokens), method.confidence_edges,
+        None if window is None else window.budget(page_tokens),
         manifest_tokens if checkpoint is None else checkpoint.tokens, widest if method.beams else 1,
     )  # fmt: skip

@@ -18,6 +18,11 @@ TARGET_FIELDS = frozenset((
     "num_nextn_predict_layers", "mtp_num_hidden_layers", "text_config",
 ))  # fmt: skip
 """The fields of a target's config.json that are read."""
+STATE_LAYERS = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"))
+"""Entries of `layer_types` for layers that keep a state."""
+STATE_FIELDS = ("state_size", "ssm_state_size", "mamba_d_state", "linear_attn_config")
+"""Fields that only models with a state have (Mamba, Jamba, Nemotron-H, Falcon-H1, Kimi Linear), some of which have no
+`layer_types`."""
 
 
 class _ConfigFile(BaseModel):
@@ -65,6 +70,11 @@ class ModelConfig(_ConfigFile):
     block_size: int | None = None
     sample_from_anchor: bool | None = None
     markov_head_type: str | None = None
+    layer_types: list[str] | None = None
+    state_size: Any = None
+    ssm_state_size: Any = None
+    mamba_d_state: Any = None
+    linear_attn_config: Any = None
     num_target_layers: int | None = None
     num_nextn_predict_layers: int | None = None
     mtp_num_hidden_layers: int | None = None
@@ -107,6 +117,15 @@ class ModelConfig(_ConfigFile):
         if self.sample_from_anchor is not None or self.block_kind != "DSpark":
             return bool(self.sample_from_anchor)
         return self.speculators_model_type is None
+
+    @property
+    def state(self) -> str:
+        """What says that some layers keep a state (Mamba, linear attention, convolutions); empty if nothing does."""
+        nested = (self.text_config or {}).get("layer_types")
+        layers = self.layer_types or (nested if isinstance(nested, list) else [])
+        if layers:
+            return next((f"layer_types: {kind}" for kind in map(str, layers) if kind in STATE_LAYERS), "")
+        return next((field for field in STATE_FIELDS if getattr(self, field) is not None), "")
 
     @property
     def mtp_layers(self) -> int:

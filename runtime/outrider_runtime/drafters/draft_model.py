@@ -17,7 +17,24 @@ def obstacle(models: ModelPair) -> str:
         return other_method
     if models.draft.is_head:
         return f"the model is an EAGLE head ({models.draft.names}), not a draft model; use method Eagle for it"
-    return other_vocabulary(models) or too_few_positions(models.draft.max_position_embeddings, models.longest)
+    return (
+        keeps_state(models.draft.state)
+        or other_vocabulary(models)
+        or too_few_positions(models.draft.max_position_embeddings, models.longest)
+    )
+
+
+def keeps_state(evidence: str) -> str:
+    """Refuse a draft whose layers keep a state, which a rejected token cannot be taken out of again.
+
+    evidence: what says so; empty if nothing does.
+    """
+    if not evidence:
+        return ""
+    return (
+        f"some layers of the draft model keep a state ({evidence}), and that would hold the tokens which the target "
+        "rejects: use a draft model whose layers all attend"
+    )
 
 
 def too_few_positions(has: int | None, longest: int | None) -> str:

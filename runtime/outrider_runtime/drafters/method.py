@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from outrider_crds.spec import Backend
 
-from outrider_runtime.control.settings import PROBABILITY_EDGES
 from outrider_runtime.drafters.draft_configs import ModelPair
 
 
@@ -17,13 +16,12 @@ def nothing_known(_models: ModelPair) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Properties of a method. The fields up to `confidence_edges` are those of `control.settings.Drafter`."""
+    """Properties of a method. The fields up to `needs_hidden` are those of `control.settings.Drafter`."""
 
     autoregressive: bool = False
     """Whether each proposed token costs a pass."""
     needs_kv: bool = False
     needs_hidden: bool = False
-    confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     beams: bool = False
     """Whether it can propose several tokens at a depth, for an engine that verifies trees."""
     unsupported: Mapping[Backend, str] = field(default_factory=dict)

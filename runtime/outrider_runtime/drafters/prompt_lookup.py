@@ -5,7 +5,6 @@ It is one search in a step, however long the proposal. Its confidence is the len
 
 from __future__ import annotations
 
-from outrider_runtime.control.settings import MATCH_EDGES
 from outrider_runtime.drafters.method import Method
 
-METHOD = Method(confidence_edges=MATCH_EDGES)
+METHOD = Method()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from outrider_crds.runtime_state import AdapterState
 
-from outrider_runtime.control.data.batch import Ints
-from outrider_runtime.control.data.plans import Outcome
+from outrider_runtime.control.batch import Ints
+from outrider_runtime.control.plans import Outcome
 from outrider_runtime.loop.slo_accounting import EndedRequest
 
 NO_ADAPTER = -1

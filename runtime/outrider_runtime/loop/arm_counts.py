@@ -16,8 +16,8 @@ import numpy as np
 from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.runtime_state import ArmState, CanaryState
 
-from outrider_runtime.control.arms.arm_prices import Credits
-from outrider_runtime.control.data.batch import CANDIDATE, NO_ARM, STABLE, Ints
+from outrider_runtime.control.arm_prices import Credits
+from outrider_runtime.control.batch import CANDIDATE, NO_ARM, STABLE, Ints
 
 ARM_NAMES = ("stable", "candidate")
 """Names of arms, by arm number."""

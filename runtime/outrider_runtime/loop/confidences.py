@@ -4,7 +4,8 @@
 
 A model's confidence is the log-odds of its token; a lookup's is the length of its match in tokens. Every hundred steps
 one damped Newton step over the trials since then refits slopes and intercepts, as vLLM's OnlineAcceptanceEstimator
-does, from the same start values. Only the host refits; the result travels with the order, so all ranks agree.
+does, from the same start values; here a step is limited, too. Only the host refits; the result travels with the order,
+so all ranks agree.
 
 Shapes: D drafters, K depths, M nodes.
 """
@@ -16,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider_runtime.control.data.batch import Bools, Floats
-from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.batch import Bools, Floats
+from outrider_runtime.control.plans import Forest
 
 UNKNOWN = -128
 """An int8 that stands for an unknown confidence."""
@@ -32,6 +33,9 @@ REFIT_STEPS = 100
 DAMPING_TRIALS = 50.0
 """Trials that let a refit move a value half of the way."""
 RIDGE = 1e-3
+MAX_SLOPE_STEP, MAX_INTERCEPT_STEP = 0.25, 1.0
+"""Most that one refit moves a value. Where predictions are near 0 or 1, trials weigh almost nothing, and an unlimited
+Newton step diverges: a few accepted tokens of a lookup moved an intercept from -21 to 5101, for good."""
 
 
 def confidences(quanta: npt.NDArray[np.int8]) -> Floats:
@@ -99,9 +103,11 @@ class Calibrator:
         c = c + RIDGE
         step = (g0.sum(1) - (b * g1 / c).sum(1)) / (a.sum(1) + RIDGE - (b * b / c).sum(1))
         step *= count.sum(1) / (count.sum(1) + DAMPING_TRIALS)
-        step = np.where(np.isfinite(step) & (self._slopes + step >= 0.0), step, 0.0)
+        step = np.where(np.isfinite(step), step, 0.0)
+        step = np.clip(step, -np.minimum(MAX_SLOPE_STEP, self._slopes), MAX_SLOPE_STEP)  # a slope is never negative
         moves = (g1 - b * step[:, None]) / c * count / (count + DAMPING_TRIALS)
+        moves = np.where(np.isfinite(moves), moves, 0.0)
         self._slopes = self._slopes + step
-        self._intercepts = self._intercepts + np.where(np.isfinite(moves), moves, 0.0)
+        self._intercepts = self._intercepts + np.clip(moves, -MAX_INTERCEPT_STEP, MAX_INTERCEPT_STEP)
         self._sums[:] = 0.0
         self._steps = 0

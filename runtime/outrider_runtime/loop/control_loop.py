@@ -17,13 +17,12 @@ from outrider_crds.base import seconds
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import DrafterSpec
 
+from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import LatencyModel
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Bools, Ints
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.plans import DraftPlan, Forest, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
+from outrider_runtime.control.step_times import LatencyModel
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.loop.adapter_counts import AdapterCounter

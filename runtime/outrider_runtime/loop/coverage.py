@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Bools, Ints
+from outrider_runtime.control.batch import Bools, Ints
 
 BlockIds = Callable[[str, int, int], Sequence[int]]
 """`(request, first, last)`: physical blocks of the draft's KV in blocks first..last of a request.

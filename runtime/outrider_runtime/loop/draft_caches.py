@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Bools, Ints
+from outrider_runtime.control.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import DraftCoverage, ScheduledStep, step_rows
 
@@ -26,7 +26,8 @@ DrafterBlockIds = Callable[[int, str, int, int], Sequence[int]]
 
 
 class KVGap(NamedTuple):
-    """Committed tokens [start, end) of a request that are missing in a draft model's KV cache."""
+    """Tokens [start, end) of a request that are missing in a draft model's KV cache. The last ones may still be under
+    verification."""
 
     drafter: int
     request: int
@@ -74,7 +75,7 @@ class DraftCaches:
             # A request before it may have caught up on blocks that both share, so more is covered than was planned for.
             seen = int(draft.seen(step_rows(step, np.array([row])))[0])
             end = min(context, seen + int(catch_up_tokens[row]))
-            if end <= seen or step.certain[row] < context:  # the host does not know tokens under verification
+            if end <= seen:
                 continue
             start = max(0, min(seen, end - MIN_CATCH_UP_TOKENS))
             if end - start <= max_tokens:

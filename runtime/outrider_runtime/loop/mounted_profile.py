@@ -13,8 +13,8 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.runtime_state import ProfileSource, ProfileState
 from pydantic import ValidationError
 
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.error_text import first_line
 
 ANNOTATIONS_FILE = "annotations"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch, Bools, Ints
-from outrider_runtime.control.data.plans import DraftPlan
+from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Ints
+from outrider_runtime.control.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import DraftCaches, KVGap

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Floats, Ints
-from outrider_runtime.control.data.forest import Forest, Nodes, chains, nothing_proposed
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NO_DRAFTER, Bools, Floats, Ints
+from outrider_runtime.control.plans import DraftPlan, Forest, Nodes, Purpose, chains, nothing_proposed
 
 RANKS = 2
 NO_STEP = -1

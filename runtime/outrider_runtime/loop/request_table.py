@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NO_ARM, NO_CLASS, Floats, Ints
+from outrider_runtime.control.batch import NO_ARM, NO_CLASS, Floats, Ints
 from outrider_runtime.loop.adapter_counts import NO_ADAPTER, AdapterCounter
 from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Ints
+from outrider_runtime.control.batch import Ints
 
 SLOTS_PER_REQUEST = 2
 """Enough that a slot's last step is over before the slot is used again."""

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Batch, Ints, Waiting
-from outrider_runtime.control.data.forest import Forest, Nodes
-from outrider_runtime.control.data.plans import Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch, Ints, Waiting
+from outrider_runtime.control.plans import Forest, Nodes, Purpose, VerifyPlan
 from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import ScheduledStep, step_rows

@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
-from outrider_runtime.control.data.forest import Forest, trials
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Forest, Outcome, Purpose, trials
+from outrider_runtime.control.step_times import Shape
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.pending_proposals import PendingProposals

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Batch, Ints
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import Batch, Ints
+from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.arm_counts import ARM_NAMES, arms_in_words
 from outrider_runtime.loop.control_loop import ControlLoop
@@ -24,7 +24,7 @@ BECAUSE = {
     Purpose.PROBE: " to measure plain decoding",
     Purpose.EXPLORE: " to find out what a drafter is worth",
     Purpose.SLO: " because requests are behind their TPOT",
-    Purpose.FIXED: " because nothing is to be chosen: a mode, a pin, or no drafter that can run",
+    Purpose.FIXED: " because nothing is chosen: mode Off or Static, a pinned length, or no drafter that can run",
 }
 
 
@@ -85,14 +85,14 @@ def _proposed(names: Sequence[str], passes: Ints, order: Ints) -> str:
 
 def _weighed(names: Sequence[str], weighed: Weighed) -> str:
     brings = ", ".join(
-        f"{name} {tokens:.2f} tokens after {1e6 * seconds:.0f} us of drafting"
+        f"{name} {tokens:.2f} tokens for {1e6 * seconds:.0f} us of drafting"
         for name, tokens, seconds in zip(names, weighed.brings, weighed.draft_s, strict=True)
     )
-    rate = f"{weighed.rate / 1000:.2g} tok/ms"
-    return f"a verified token costs {_price(weighed)} {rate}; a request's first one brings: {brings}"
+    return f"a verified token costs {_price(weighed)}; a request's first proposal is expected to bring: {brings}"
 
 
 def _price(weighed: Weighed) -> str:
+    rate = f"{round(weighed.rate, 1):g} tok/s"
     if weighed.token_s < MIN_REPORTED_COST_S:
-        return "too little to tell from the steps so far, at"
-    return f"{1e6 * weighed.token_s:.0f} us, or {weighed.token_s * weighed.rate:.2f} tokens at"
+        return f"too little to tell yet (lambda is {rate})"
+    return f"{1e6 * weighed.token_s:.0f} us, or {weighed.token_s * weighed.rate:.2f} tokens (lambda is {rate})"

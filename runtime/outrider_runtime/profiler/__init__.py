@@ -5,7 +5,8 @@
 - `engines`: adapts each engine to one interface; `driver`: brings an engine to a shape and times its steps.
 - `host`: the engine process, which measures; `remote`: the profiler's handle of that process.
 - `session`: measures with one engine: rounds over the grid within the time budget.
-- `fitting`: fits coefficients, with the error on held-out shapes; `documents`: makes the Job's result from them.
+- `cost_fit`: fits one cost to measurements; `fitting`: fits those of all modes, with the error on held-out shapes.
+- `documents`: makes the Job's result from them.
 - `run`: chooses which engines to start and what each measures; a drafter that fails does not affect the others.
 - `profile_report`: prints and plots a profile for users. `main`: the command.
 """

@@ -10,10 +10,10 @@ from outrider_crds import profile as api
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
 
 from outrider_runtime.control import settings
-from outrider_runtime.control.cost.fit import Form
-from outrider_runtime.control.cost.model import Shape, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import Shape, StepCost
 from outrider_runtime.profiler import failures
+from outrider_runtime.profiler.cost_fit import Form
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
 from outrider_runtime.profiler.grid import EngineLimits, GridPoint

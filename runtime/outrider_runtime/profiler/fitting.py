@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from outrider_runtime.control.cost.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit
-from outrider_runtime.control.cost.model import Shape, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import Shape, StepCost
+from outrider_runtime.profiler.cost_fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.step_samples import Measurement
 

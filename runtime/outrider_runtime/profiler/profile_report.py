@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from outrider_crds.long_contexts import ACCEPTED, SelfDraft
 
-from outrider_runtime.control.cost.model import StepCost
+from outrider_runtime.control.step_times import StepCost
 from outrider_runtime.profiler.documents import held_out_percent
 from outrider_runtime.profiler.fitting import FittedCost, JudgedShape
 from outrider_runtime.profiler.run import Profile

@@ -22,7 +22,7 @@ from outrider_crds.spec import (
     SpeculationMode,
 )
 
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.identity import weights_commit

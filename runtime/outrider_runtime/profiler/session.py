@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from outrider_runtime.control.cost.model import Shape, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.control.step_times import Shape, StepCost
 from outrider_runtime.profiler.fitting import MIN_MEASUREMENTS, fit_cost
 from outrider_runtime.profiler.grid import (
     HELD_OUT_EVERY,

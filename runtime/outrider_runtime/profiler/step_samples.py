@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import Shape
 from outrider_runtime.profiler.grid import GridPoint
 
 

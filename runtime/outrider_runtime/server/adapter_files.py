@@ -7,6 +7,7 @@ weights computed is never found for later ones.
 
 from __future__ import annotations
 
+import glob
 import json
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from outrider_crds.runtime_config import adapters_folder
 from outrider_crds.spec import AdapterRepository, AdapterSource, Lora
 
+from outrider_runtime.bucket import SCHEME, pull
 from outrider_runtime.error_text import first_line
 
 CONFIG_FILE = "adapter_config.json"
@@ -43,16 +45,33 @@ class AdapterFiles:
 
     def copy(self, source: AdapterSource) -> Path:
         """Return a folder with a copy of the adapter. Raises UnusableAdapterError."""
-        folder, place = self._folder(source)
-        weights = _check(folder, place, self.lora.max_rank)
         copied = Path(tempfile.mkdtemp(dir=self.copies))
+        try:
+            self._fill(copied, source)
+        except UnusableAdapterError:
+            shutil.rmtree(copied, ignore_errors=True)
+            raise
+        return copied
+
+    def _fill(self, copied: Path, source: AdapterSource) -> None:
+        if source.s3 is not None:
+            self._fill_from_bucket(copied, source.s3.uri)
+            return
+        folder, place = self._folder(source)
+        _check_config(folder, place, self.lora.max_rank)
+        weights = _weights(folder, place)
         try:
             for file in (CONFIG_FILE, weights):
                 shutil.copyfile(folder / file, copied / file)
         except OSError as error:
-            shutil.rmtree(copied, ignore_errors=True)
             raise UnusableAdapterError(f"{place} cannot be read: {first_line(error)}") from error
-        return copied
+
+    def _fill_from_bucket(self, copied: Path, uri: str) -> None:
+        """Read the config first: an adapter that cannot be hosted is retried, and its weights may be large."""
+        _pull(uri, copied, CONFIG_FILE)
+        _check_config(copied, uri, self.lora.max_rank)
+        _pull(uri, copied, *WEIGHTS_FILES)
+        _weights(copied, uri)
 
     def _folder(self, source: AdapterSource) -> tuple[Path, str]:
         """Return the folder of the adapter, and its name for people."""
@@ -85,8 +104,17 @@ def _download(source: AdapterRepository) -> Path:
         raise UnusableAdapterError(f"{source.repository} cannot be had from the hub: {why}") from error
 
 
-def _check(folder: Path, place: str, max_rank: int) -> str:
-    """Return the name of the file with the weights. Raises UnusableAdapterError for what the engine cannot host."""
+def _pull(uri: str, folder: Path, *files: str) -> None:
+    """Copy `files` of the bucket's folder `uri`, and none of the folders below it, such as training checkpoints."""
+    prefix = uri.removeprefix(SCHEME).partition("/")[2].rstrip("/")
+    try:
+        pull(uri, uri, folder, [glob.escape(f"{prefix}/{file}" if prefix else file) for file in files])
+    except OSError as error:
+        raise UnusableAdapterError(" ".join(str(error).split())) from error
+
+
+def _check_config(folder: Path, place: str, max_rank: int) -> None:
+    """Raise UnusableAdapterError for an adapter that the engine cannot host."""
     config = _config(folder, place)
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
@@ -98,6 +126,10 @@ def _check(folder: Path, place: str, max_rank: int) -> str:
         raise UnusableAdapterError(
             f"{place} has rank {rank}, and engine.lora.maxRank is {max_rank}: raise it, which makes a new revision"
         )
+
+
+def _weights(folder: Path, place: str) -> str:
+    """Return the name of the file with the weights. Raises UnusableAdapterError if there is none."""
     weights = next((file for file in WEIGHTS_FILES if (folder / file).is_file()), None)
     if weights is None:
         raise UnusableAdapterError(f"there is no {WEIGHTS_FILES[0]} in {place}")

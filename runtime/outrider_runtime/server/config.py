@@ -31,6 +31,8 @@ class Serving:
     hot: HotConfig
     """Configuration at the start; its file is watched, and changes take effect while the server runs."""
     paths: Paths
+    drain_timeout_s: float | None = None
+    """Seconds that running requests may take after a signal; None: the process's caller sets a limit."""
 
 
 def from_config(boot_file: Path, paths: Paths) -> Serving:
@@ -49,7 +51,7 @@ def from_manifest(manifest: Path, model_root: Path, paths: Paths) -> Serving:
     hot_file = Path(paths.run_dir, "hot.json")
     write_hot(hot_file, service.hot)
     local = paths.model_copy(update={"hot_file": str(hot_file), "mounted": False})
-    return Serving(service.boot, service.hot, local)
+    return Serving(service.boot, service.hot, local, service.drain_timeout_s)
 
 
 def write_hot(file: Path, hot: HotConfig) -> None:

@@ -153,10 +153,18 @@ class EngineServer:
 
     async def _drain(self, server: uvicorn.Server) -> None:
         running = self.view().unfinished
-        grace_s = self.drain.grace_s
-        logger.warning("draining: %d requests are running; new ones are accepted for another %.0f s", running, grace_s)
+        grace_s, timeout_s = self.drain.grace_s, self.drain.timeout_s
+        limit = "until they finish" if timeout_s is None else f"for {timeout_s:.0f} s after that"
+        logger.warning(
+            "draining: %d requests are running, and may %s; new ones are accepted for another %.0f s",
+            running, limit, grace_s,
+        )  # fmt: skip
         await asyncio.sleep(grace_s)
         server.should_exit = True  # uvicorn closes the listener and waits for open requests
+        if timeout_s is not None:
+            await asyncio.sleep(timeout_s)
+            running = self.view().unfinished
+            logger.warning("drained for %.0f s, the limit: %d requests are cut off", timeout_s, running)
 
     async def _beat(self, engine: ServedEngine) -> None:
         """Record that the event loop runs. End the server when the engine has died: the kubelet restarts the pod."""

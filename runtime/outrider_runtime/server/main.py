@@ -25,10 +25,11 @@ from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT
 from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, from_config, from_manifest, run_folder
 from outrider_runtime.server.engine_server import Drain
+from outrider_runtime.server.group_place import GroupPlace, group_place
 from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.loading_thread import is_loading
-from outrider_runtime.server.serve import Listeners, serve
+from outrider_runtime.server.serve import Listeners, serve, work
 from outrider_runtime.server.server_errors import StartupError
 
 SERVE = "serve a model with speculative decoding that tunes itself"
@@ -82,13 +83,22 @@ def _failed(error: StartupError) -> int:
 def _serve(options: argparse.Namespace, run_dir: Path) -> int:
     serving = _serving(options, run_dir)
     on_laptop = options.manifest is not None
-    host = options.host if options.host is not None else (LOOPBACK if on_laptop else "")
     grace_s = options.drain_grace if options.drain_grace is not None else (0.0 if on_laptop else POD_DRAIN_GRACE_S)
-    drain = Drain(grace_s=grace_s, timeout_s=options.drain_timeout)
+    timeout_s = options.drain_timeout if options.drain_timeout is not None else serving.drain_timeout_s
+    drain = Drain(grace_s=grace_s, timeout_s=timeout_s)
+    place = group_place(serving.boot.engine.nodes, os.environ)
+    host = options.host if options.host is not None else _default_host(place, on_laptop=on_laptop)
+    if place is not None and not place.is_leader:
+        return work(serving, place, options.admin_port, drain)
     with listen(host, options.port, "--port") as api, listen(host, options.admin_port, "--admin-port") as admin:
         if on_laptop:
             follow_manifest(options.manifest, options.model_root, serving)
-        return serve(serving, Listeners(api, admin), drain)
+        return serve(serving, Listeners(api, admin), drain, place)
+
+
+def _default_host(place: GroupPlace | None, *, on_laptop: bool) -> str:
+    """Address to listen on: workers on other machines look at the leader's admin port."""
+    return LOOPBACK if on_laptop and place is None else ""
 
 
 def _serving(options: argparse.Namespace, run_dir: Path) -> Serving:
@@ -137,7 +147,10 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--podinfo", type=Path, default=Path(PODINFO_DIR), help="folder where the downward API is mounted"
     )
-    command.add_argument("--host", help="address that both ports listen on (default: all; with -f this machine only)")
+    command.add_argument(
+        "--host",
+        help="address that both ports listen on (default: all; with -f this machine only, if engine.nodes is 1)",
+    )
     command.add_argument("--port", type=int, default=SERVING_PORT, help="port of the OpenAI API (default: %(default)s)")
     command.add_argument(
         "--admin-port", type=int, default=ADMIN_PORT, help="port of probes, state and metrics (default: %(default)s)"
@@ -152,7 +165,8 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
         "--drain-timeout",
         type=_duration,
         metavar="DURATION",
-        help="how long running requests may take after the grace, for example 2m (default: until they finish)",
+        help="how long running requests may take after the grace, for example 2m (default: until they finish; with -f "
+        "rollout.drainTimeout)",
     )
 
 

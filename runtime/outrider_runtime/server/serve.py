@@ -24,6 +24,8 @@ from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import SIGNALLED, Drain, EngineDiedError, EngineServer
 from outrider_runtime.server.gate import App, RequestGate
+from outrider_runtime.server.group_place import GroupPlace
+from outrider_runtime.server.group_worker import LeaderWatch, run_worker
 from outrider_runtime.server.health import Phase
 from outrider_runtime.server.request_traces import request_traces, trace_arguments, trace_environment
 from outrider_runtime.server.server_environment import server_environment
@@ -53,10 +55,30 @@ class Listeners:
     admin: socket.socket
 
 
-def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
+def work(serving: Serving, place: GroupPlace, admin_port: int, drain: Drain) -> int:
+    """Compute for the leader of a group until that is gone, and return the exit status.
+
+    admin_port: the leader's, whose end is the leader's. Raises StartupError when the ranks cannot start or one dies.
+    """
+    plan = _plan(serving)
+    _prepare(plan, os.environ)
+    leader = LeaderWatch(place.leader, admin_port)
+    logger.info("joining %s as worker %d of %d", place.leader, place.rank, place.nodes)
+    leader.start()
+    arguments = parse_arguments([*server_arguments(plan, place.arguments), "--api-server-count=0"], drain)
+    try:
+        run_worker(arguments, leader)
+    except Exception as error:
+        logger.exception("the worker did not start")
+        raise StartupError(f"the worker did not start: {cause(plan.paths.run_dir) or error}") from error
+    raise StartupError(f"a rank of this worker ended: {cause(plan.paths.run_dir) or 'see its last log lines above'}")
+
+
+def serve(serving: Serving, listeners: Listeners, drain: Drain, place: GroupPlace | None = None) -> int:
     """Serve until a signal ends the server, and return the exit status.
 
-    Raises StartupError when the server cannot start or its engine dies: either way a line says why.
+    place: given for the leader of a group. Raises StartupError when the server cannot start or its engine dies: either
+    way a line says why.
     """
     is_torch = serving.boot.engine.backend is Backend.TORCH
     plan = None if is_torch else _plan(serving)
@@ -68,7 +90,7 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     try:
         if plan is None:
             return _serve_torch(serving, watch, listeners.api, drain)
-        return _serve_until_drained(plan, serving, watch, listeners.api, drain)
+        return _serve_until_drained(plan, serving, watch, listeners.api, drain, place)
     except EngineDiedError as error:
         raise StartupError(f"{error}: {cause(run_dir) or 'see its last log lines above'}") from error
     except _StoppedWhileStarting as stop:
@@ -142,9 +164,17 @@ def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drai
 
 
 def _serve_until_drained(
-    plan: LaunchPlan, serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain
+    plan: LaunchPlan,
+    serving: Serving,
+    watch: EngineWatch,
+    listener: socket.socket,
+    drain: Drain,
+    place: GroupPlace | None,
 ) -> int:
-    """Serve with vLLM. A drafter that keeps the engine from starting is dropped, and the engine started again."""
+    """Serve with vLLM. A drafter that keeps the engine from starting is dropped, and the engine started again.
+
+    In a group it ends the start: the workers' ranks are gone with the engine's.
+    """
     import uvloop
 
     remaining = plan
@@ -152,21 +182,23 @@ def _serve_until_drained(
         _prepare(remaining, os.environ)
         server = _server(plan.boot.target.name, watch, listener, drain)
         try:
-            arguments = parse_arguments(_arguments(remaining), drain)
+            arguments = parse_arguments(_arguments(remaining, place), drain)
             uvloop.run(server.serve(started_vllm(arguments, serving), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:
             if server.phase is not Phase.STARTING:
                 raise
+            if place is not None:
+                raise StartupError(f"the group did not start: {cause(plan.paths.run_dir) or error}") from error
             remaining = _without_failed_drafter(remaining, error)
         else:
             return server.exit_status
 
 
-def _arguments(plan: LaunchPlan) -> list[str]:
+def _arguments(plan: LaunchPlan, place: GroupPlace | None) -> list[str]:
     """Return the arguments of vLLM's server."""
-    arguments = server_arguments(plan)
+    arguments = server_arguments(plan, [] if place is None else place.arguments)
     return [*arguments, *trace_arguments(os.environ, arguments)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NO_CLASS
+from outrider_runtime.control.batch import NO_CLASS
 from outrider_runtime.simulate.bounds import MOST_ARRIVALS, MOST_TOKENS
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting

@@ -11,7 +11,7 @@ from outrider_crds.profile import normalised_arguments
 from outrider_crds.spec import DrafterSpec as PoolEntry
 from outrider_crds.spec import DraftMethod, SpeculativeServiceSpec
 
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass
+from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, SLOClass
 from outrider_runtime.drafters import traits
 from outrider_runtime.local_manifest import LocalManifestError, read_service
 from outrider_runtime.simulate.bounds import LEAST_STEP_TOKENS, MOST_AT_ONCE, MOST_TOKENS, whole
@@ -34,7 +34,7 @@ BLOCK = Drafter("block", needs_kv=True, needs_hidden=True)
 TRAITS = {
     EAGLE: Drafter(EAGLE, passes=True, needs_hidden=True),
     DRAFT: Drafter(DRAFT, passes=True, needs_kv=True),
-    LOOKUP: Drafter(LOOKUP, confidence_edges=MATCH_EDGES),
+    LOOKUP: Drafter(LOOKUP),
     SPARSE: Drafter(SPARSE, passes=True),
 }
 MOST_REQUESTS = 256

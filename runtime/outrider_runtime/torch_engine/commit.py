@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.loop.steps import NodeVerdicts
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.tree import Tree

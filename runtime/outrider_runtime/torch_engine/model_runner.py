@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider_runtime.control.data.batch import Bools
+from outrider_runtime.control.batch import Bools
 from outrider_runtime.model_config import config_file, gguf_file
 from outrider_runtime.torch_engine.architecture import Architecture, UnsupportedModelError, read_architecture
 from outrider_runtime.torch_engine.decoder import Decoder, Hidden, Rotary, Span

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Waiting
-from outrider_runtime.control.data.forest import Nodes
-from outrider_runtime.control.data.plans import VerifyPlan
+from outrider_runtime.control.batch import Waiting
+from outrider_runtime.control.plans import Nodes, VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.loop.request_table import Delivery

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine.batch_scheduler import ScheduledRequest
 from outrider_runtime.torch_engine.decoder import Decoder
 from outrider_runtime.torch_engine.model_runner import Segment

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Bools, Ints
-from outrider_runtime.control.data.forest import ROOT, Nodes
+from outrider_runtime.control.batch import Bools, Ints
+from outrider_runtime.control.plans import ROOT, Nodes
 
 NO_NODE = -2
 """Number of a node that does not exist; ROOT is -1."""
@@ -25,7 +25,7 @@ class Tree:
     drafters: list[int] = field(default_factory=list)
     """Number of the drafter that proposed each node first."""
     confidences: list[float] = field(default_factory=list)
-    """The drafter's confidence in each node, as `control.data.forest.Forest` defines it."""
+    """The drafter's confidence in each node, as `control.plans.Forest` defines it."""
     depths: list[int] = field(default_factory=list)
     """1 for children of ROOT."""
     ranks: list[int] = field(default_factory=list)

@@ -29,6 +29,14 @@ class RanksDisagreeError(RuntimeError):
         super().__init__(f"drafter {drafter} failed {where}, so the ranks are out of step; the engine starts again")
 
 
+class DifferentPoolsError(RuntimeError):
+    """The ranks host different drafters, since a draft is missing on a node: they would run different passes."""
+
+    def __init__(self, pools: list[list[str]]) -> None:
+        named = "; ".join(f"rank {rank}: {', '.join(pool) or 'none'}" for rank, pool in enumerate(pools))
+        super().__init__(f"the ranks host different drafters ({named}); each node needs every draft model")
+
+
 Agreement = Callable[[bool], Failed]
 """Takes whether something failed on this rank, and returns the ranks on which it failed. All ranks call it together."""
 
@@ -42,7 +50,7 @@ def among(group: distributed.ProcessGroup) -> Agreement:
     """Make the agreement of a process group on the CPU. It waits for no device; one call takes some ten microseconds.
 
     A rank comes here while its device may still wait in an all-reduce of the drafter, which the host only launches. On
-    CPUs, where the host itself would wait, there is no tensor parallelism.
+    CPUs the host itself waits there.
     """
     ranks = distributed.get_world_size(group)
     if ranks == 1:
@@ -55,3 +63,14 @@ def among(group: distributed.ProcessGroup) -> Agreement:
         return Failed.NOWHERE if count == 0 else Failed.EVERYWHERE if count == ranks else Failed.SOMEWHERE
 
     return where
+
+
+def check_same_pool(drafters: list[str], group: distributed.ProcessGroup) -> None:
+    """Raise DifferentPoolsError on all ranks of `group` unless `drafters` are the same on each."""
+    ranks = distributed.get_world_size(group)
+    if ranks == 1:
+        return
+    pools: list[list[str]] = [[] for _ in range(ranks)]
+    distributed.all_gather_object(pools, drafters, group=group)
+    if any(pool != drafters for pool in pools):
+        raise DifferentPoolsError(pools)

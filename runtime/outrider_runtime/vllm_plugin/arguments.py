@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections.abc import Sequence
 from itertools import pairwise
 
 from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
@@ -84,9 +85,14 @@ def _is_quantised(plan: LaunchPlan) -> bool:
         return False
 
 
-def server_arguments(plan: LaunchPlan) -> list[str]:
-    """Return `engine_arguments` for a server, in which vLLM may run the worker as a process of its own."""
+def server_arguments(plan: LaunchPlan, group: Sequence[str] = ()) -> list[str]:
+    """Return `engine_arguments` for a server, in which vLLM may run the worker as a process of its own.
+
+    group: arguments of a process that shares the target with those of other nodes.
+    """
     model, *arguments = engine_arguments(plan)
+    if group:
+        return [model, *group, *arguments]
     executor = [f"--distributed-executor-backend={CPU_EXECUTOR_CLASS}"] if plan.boot.accelerator.on_cpu else []
     return [model, *executor, *arguments]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.error_text import with_type
 from outrider_runtime.loop.confidences import UNKNOWN
 from outrider_runtime.loop.draft_caches import KVGap

@@ -30,6 +30,7 @@ from outrider_runtime.worker_notes import FILES as WORKER_NOTES
 
 PLAN_FILE = "launch.json"
 FAILURES_FILE = "failed-drafters.jsonl"
+FAILED_ELSEWHERE = "it cannot be started on another node; the log of that worker says why"
 SPECULATIVE_CONFIG = "SpeculativeConfig"  # named in the error when vLLM refuses one
 
 
@@ -81,13 +82,19 @@ def note_failure(drafter: str, reason: str, environ: Mapping[str, str] = os.envi
         file.write(json.dumps({drafter: reason}) + "\n")
 
 
+def note_failure_elsewhere(drafter: str) -> None:
+    """Note that `drafter` is left out since it failed on another rank, which may be on another node."""
+    note_failure(drafter, FAILED_ELSEWHERE)
+
+
 def noted_failures(plan: LaunchPlan) -> dict[str, str]:
     """Return why the worker left drafters out, by drafter."""
     try:
         lines = Path(plan.paths.run_dir, FAILURES_FILE).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
-    return {name: reason for line in lines for name, reason in json.loads(line).items()}
+    notes = [note for line in lines for note in json.loads(line).items()]
+    return dict(sorted(notes, key=lambda note: note[1] != FAILED_ELSEWHERE))  # the rank that it failed on knows more
 
 
 def prepare(plan: LaunchPlan, environ: MutableMapping[str, str] = os.environ) -> None:

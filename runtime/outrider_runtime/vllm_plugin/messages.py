@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider_runtime.control.data.batch import NO_DRAFTER, Ints
-from outrider_runtime.control.data.plans import VerifyPlan
+from outrider_runtime.control.batch import NO_DRAFTER, Ints
+from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.loop.confidences import Calibration
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNOWN, Calibration
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 

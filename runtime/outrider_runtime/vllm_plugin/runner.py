@@ -21,14 +21,14 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOu
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
-from outrider_runtime.drafters.draft_model import too_few_positions
+from outrider_runtime.drafters.draft_model import keeps_state, too_few_positions
 from outrider_runtime.drafters.pool import window_too_long
 from outrider_runtime.drafters.window import window_of
 from outrider_runtime.error_text import with_type
 from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin import draft_room
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
-from outrider_runtime.vllm_plugin.agreement import Agreement, among
+from outrider_runtime.vllm_plugin.agreement import Agreement, among, check_same_pool
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint, member_config
 from outrider_runtime.vllm_plugin.block_draft import block_draft
 from outrider_runtime.vllm_plugin.device_ranking import DeviceRanking, Verified, device_ranks
@@ -37,7 +37,7 @@ from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits, capture_every_length, verification
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure, note_failure_elsewhere
 from outrider_runtime.vllm_plugin.memory import does_not_fit, heaviest, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.mtp_head import MTPHead
@@ -58,6 +58,7 @@ class PoolRunner(RunnerWithAdapters):
         draft_room.install()
         self._plan = load_plan()
         self._clock = step_clock(device)
+        check_same_pool([drafter.name for drafter in self._plan.pool.hosted], get_tp_group().cpu_group)
         self._agree = among(get_tp_group().cpu_group)
         self._reports = get_tp_group().rank_in_group == 0
         """Whether this rank reports: the executor reads one rank's output and drops the others'."""
@@ -221,14 +222,17 @@ def _speculator_made_by(make: Callable[..., PoolSpeculator]) -> Iterator[None]:
 
 
 def _check_limits(drafter: DrafterSpec, config: Any) -> None:
-    """Raise ValueError if a drafter's limits are below the engine's longest request.
+    """Raise ValueError if a drafter's limits are below the engine's longest request, or its layers keep a state.
 
-    It uses the lengths that vLLM has resolved: they include `--hf-overrides`, which a config.json does not show.
+    It uses what vLLM has resolved: lengths include `--hf-overrides`, and model classes are known that a config.json
+    does not tell apart.
     """
     longest = config.model_config.max_model_len
     sentence = window_too_long(drafter, longest)
     if drafter.method is DraftMethod.DRAFT_MODEL:
-        sentence = sentence or too_few_positions(config.speculative_config.draft_model_config.max_model_len, longest)
+        draft = config.speculative_config.draft_model_config
+        state = draft.architecture if draft.is_hybrid or draft.is_attention_free else ""
+        sentence = sentence or keeps_state(state) or too_few_positions(draft.max_model_len, longest)
     if sentence:
         raise ValueError(sentence)
 
@@ -282,8 +286,11 @@ def pool_speculator(
         _check_limits(drafter, config)
         return _member(drafter, plan, config, device, req_states, adapt)
 
-    def left_out(name: str, error: Exception) -> None:
-        note_failure(name, f"it cannot be started: {with_type(error)}")
+    def left_out(name: str, error: Exception | None) -> None:
+        if error is None:
+            note_failure_elsewhere(name)
+        else:
+            note_failure(name, f"it cannot be started: {with_type(error)}")
 
     def note_memory(memory: dict[str, DrafterMemory], layers: dict[str, set[str]]) -> None:
         if get_tp_group().rank_in_group == 0:

@@ -32,8 +32,8 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.data.batch import Ints, Waiting
-from outrider_runtime.control.data.plans import VerifyPlan
+from outrider_runtime.control.batch import Ints, Waiting
+from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.loop.control_loop import ControlLoop

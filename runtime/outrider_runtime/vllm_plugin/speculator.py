@@ -44,7 +44,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
 
     def __init__(
         self, members: Sequence[tuple[str, Callable[[], Any]]], vllm_config: Any, device: torch.device,
-        note_failure: Callable[[str, Exception], None], agree: Agreement = alone,
+        note_failure: Callable[[str, Exception | None], None], agree: Agreement = alone,
         note_memory: Callable[[dict[str, DrafterMemory], dict[str, set[str]]], None] = lambda _memory, _layers: None,
     ) -> None:  # fmt: skip
         """members: name and constructor of each member, in the pool's order; a member that raises is left out.
@@ -105,7 +105,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                     raise NotStartedError(self._names[number], where)
 
     def _failed_where(self, work: Callable[[], object], number: int) -> Failed:
-        """Run `work` and return the ranks on which it failed; each of them notes the failure."""
+        """Run `work` and return the ranks on which it failed. All ranks note it: each node has notes of its own."""
         failure: Exception | None = None
         try:
             work()
@@ -114,7 +114,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         where = self._agree(failure is not None)
         if where is not Failed.NOWHERE:
             logger.error("outrider: drafter %r is left out", self._names[number], exc_info=failure)
-        if failure is not None:
+        if failure is not None or where is Failed.SOMEWHERE:
             self._note_failure(self._names[number], failure)
         return where
 

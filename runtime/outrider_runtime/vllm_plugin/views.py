@@ -8,7 +8,7 @@ import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from outrider_runtime.control.data.batch import Ints
+from outrider_runtime.control.batch import Ints
 from outrider_runtime.loop.stepper import View
 
 

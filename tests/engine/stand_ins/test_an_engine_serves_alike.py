@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.data.batch import NO_DRAFTER
+from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import POOR_DRAFT, draft_model, eagle, lookup, sparse_self

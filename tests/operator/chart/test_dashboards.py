@@ -146,7 +146,8 @@ def _operator_page(elapsed_s: float) -> str:
 
 
 def _state(elapsed_s: float) -> RuntimeState:
-    document = manifests.service("chat", "ns")
+    adapters = [{"name": "support", "source": {"hub": {"repository": "acme/support"}}}]
+    document = manifests.service("chat", "ns", engine={"lora": {}}, adapters=adapters)
     spec = SpeculativeServiceSpec.model_validate(document["spec"])
     boot = boot_config(spec, service="chat", namespace="ns", revision="a", image="i", max_draft_tokens=4)
     return runtime_state(

@@ -6,8 +6,6 @@ and takes less memory, and the forwarded port is a free one.
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,14 @@ import yaml
 
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
+from tests.documented_commands import Runner, commands_of
 from tests.operator import manifests
+from tests.operator.chart.page_commands import PATIENT_CURL, REGISTRY, adapted, assert_shown, printed_by
 from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
-PAGE = REPOSITORY / "docs" / "tutorials" / "gpu-cluster.md"
 MANIFEST = "examples/llama-one-gpu.yaml"
-REGISTRY = "registry.example.com/team"
-PATIENCE_S = 600.0
-_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -34,42 +30,30 @@ def output(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     bare.add_node(product=spec["accelerator"]["products"][0], gpus=1)
     for name in ("operator", "runtime"):
         bare.import_image(f"{REGISTRY}/outrider/{name}:0.1.0")
-    script = _script(_standin(tmp_path_factory.mktemp("tutorial")), free_port())
-    done = subprocess.run(
-        ["bash", "-c", script], env=bare.environment, cwd=REPOSITORY, capture_output=True, text=True, check=False,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    port, manifest = free_port(), _standin(tmp_path_factory.mktemp("tutorial"))
+    substitutions = (
+        (MANIFEST, str(manifest)),
+        ("8000:80 &", f"{port}:80 >/dev/null &"),
+        ("localhost:8000", f"localhost:{port}"),
+        PATIENT_CURL,
+    )
+    commands = [command.text for command in commands_of(Runner.GPU_TUTORIAL)]
+    return printed_by(adapted(commands, substitutions), bare)
 
 
 def test_gpu_tutorial_commands_all_succeed_in_order(output: str) -> None:
     """A user's first hour: from helm install to an answer, a patched pool, and the cleanup."""
-    for line in (
-        r"speculativeservice.outrider.dev/llama condition met",
-        r'"choices"',
-        r"llama +meta-llama/Llama-3.1-8B-Instruct +NVIDIA-H100-80GB-HBM3 +True +1",
-        r"speculativeservice.outrider.dev/llama patched",
-        r'speculativeservice.outrider.dev "llama" deleted',
-        r'release "outrider" uninstalled',
-    ):
-        assert re.search(line, output), f"{line} is not in:\n{output}"
-
-
-def _script(manifest: Path, port: int) -> str:
-    """The blocks after that of the images, as one script."""
-    blocks = _BLOCK.findall(PAGE.read_text())
-    images, commands = blocks[0], "".join(blocks[1:])
-    assert "docker push" in images
-    for old, new in (
-        (MANIFEST, str(manifest)),
-        ("8000:80 &", f"{port}:80 >/dev/null &"),
-        ("localhost:8000", f"localhost:{port}"),
-        ("curl -s ", "curl -sS --fail-with-body --retry 20 --retry-connrefused --retry-delay 1 "),
-    ):
-        assert old in commands, f"the tutorial has no {old!r} any more"
-        commands = commands.replace(old, new)
-    return f"set -eo pipefail\ntrap 'kill $(jobs -p)' EXIT\nexport REGISTRY={REGISTRY}\n{commands}"
+    assert_shown(
+        output,
+        (
+            r"speculativeservice.outrider.dev/llama condition met",
+            r'"choices"',
+            r"llama +meta-llama/Llama-3.1-8B-Instruct +NVIDIA-H100-80GB-HBM3 +True +1",
+            r"speculativeservice.outrider.dev/llama patched",
+            r'speculativeservice.outrider.dev "llama" deleted',
+            r'release "outrider" uninstalled',
+        ),
+    )
 
 
 def _standin(folder: Path) -> Path:

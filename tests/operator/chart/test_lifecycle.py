@@ -6,6 +6,7 @@ One story, in order: each fixture goes on from where the one before it ended.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from outrider_crds.generate import CRD_NAME
 from outrider_operator.kinds import DEPLOYMENT, LEASE, POD, SERVICE
 
 from tests.cluster.cluster import Cluster
+from tests.images.builder import builder
 from tests.operator import manifests
 from tests.operator.chart.release import (
     CHART,
@@ -91,6 +93,30 @@ def test_an_upgrade_brings_the_new_crd(upgraded: dict[str, Any], previous: Servi
     del upgraded
     assert previous.patch({"paused": True})["spec"]["paused"] is True
     assert previous.patch({"paused": False})["spec"]["paused"] is False
+
+
+def test_the_operators_own_image_takes_over(
+    bare: Cluster, upgraded: dict[str, Any], previous: Service, tmp_path: Path
+) -> None:
+    """The Dockerfile's image on a node whose containers see nothing of this machine: it leads, and brings a change to
+    a pod, without a restart of that. Other tests mount the checkout, and so miss what an image lacks."""
+    if os.environ.get("OUTRIDER_BUILD_IMAGES") not in ("all", "operator"):
+        pytest.skip("OUTRIDER_BUILD_IMAGES=operator, or =all, builds the image")
+    program = builder()
+    image = program.build("operator")
+    program.save(image, tmp_path / "operator.tar")
+    node = bare.add_node(own_images=True)
+    bare.load_image(node, tmp_path / "operator.tar")
+    repository, tag = image.rsplit(":", 1)
+    own = {"image": {"repository": repository, "tag": tag}, "nodeSelector": {"kubernetes.io/hostname": node}}
+    install(bare, "upgrade", CHART, write_values(tmp_path, {**values(), "operator": own}))
+    bare.kubectl("cordon", node)  # the stand-in is not there
+    newest = _operator_pod(previous.client)
+    wait_for("the image's operator to take the Lease", lambda: _holder(previous.client) == newest)
+    previous.patch({"sloClasses": [{"name": "chat", "tpot": "70ms"}]})
+    generation = previous.read()["metadata"]["generation"]
+    wait_for("the change in the pod", lambda: _is_true(previous.condition("Updated"), generation))
+    assert _serving_pod(previous)["metadata"]["uid"] == upgraded["metadata"]["uid"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,12 +28,16 @@ from outrider_crds.runtime_config import (
     READY_PATH,
     SERVING_PORT,
     STATE_PATH,
+    WHY_PATH,
     BootConfig,
     HotConfig,
 )
 from outrider_crds.runtime_state import RuntimeState
 
 from tests.operator.standin.state import FATAL_S, Behaviour, is_new, runtime_state
+
+ECHO_PATH = "/v1/echo"
+"""Answers with the pod's name and the request's headers."""
 
 
 class Runtime:
@@ -125,6 +130,9 @@ class Serving(_Handler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             self.answer(200, json.dumps({"data": [{"id": self.runtime.boot.target.name}]}))
+        elif self.path == ECHO_PATH:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            self.answer(200, json.dumps({"pod": socket.gethostname(), "headers": headers}))
         else:
             self.answer(200 if self.path == "/health" else 404, "{}")
 
@@ -146,6 +154,8 @@ class Admin(_Handler):
             self._state(self.runtime.state().model_dump_json(by_alias=True))
         elif self.path == METRICS_PATH:
             self.answer(200, _metrics(self.runtime), "text/plain; version=0.0.4")
+        elif self.path == WHY_PATH:
+            self.answer(200, "1 request: k = 0\n", "text/plain")
         elif self.path == READY_PATH:
             self.answer(200 if self.runtime.ready else 503, "{}")
         else:

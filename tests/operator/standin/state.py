@@ -10,6 +10,7 @@ from outrider_crds.runtime_config import BootConfig, CanaryConfig, HotConfig, co
 from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
+    AdapterState,
     ArmState,
     CanaryState,
     ChoiceState,
@@ -30,6 +31,8 @@ CANARY_TOKENS, CANARY_PRICE_S, CANARY_VARIATION, CANARY_CORRELATION = 100, 0.5, 
 """Mean tokens and price of a stable arm's request, the deviation / mean of both, and their correlation."""
 WORSE = -0.3
 """Gain of a candidate that has the drafter `Behaviour.worse`."""
+MISFIT = "rank 32 is above engine.lora.maxRank"
+"""Reason of an adapter that does not fit."""
 FATAL_S = 20.0
 """Seconds from a canary's start to its pod's end. The operator asks a pod that did not answer again after 15 s.
 Sums alone show that the candidate has run."""
@@ -51,6 +54,8 @@ class Behaviour:
     """Name of a drafter that does not load."""
     unloadable_reason: str = "its weights do not fit the target"
     """The state's words for it."""
+    misfit: str = ""
+    """Name of an adapter that does not fit the target."""
     start_s: float = 0.2
     """Seconds from start to ready; negative: never."""
     crash: bool = False
@@ -85,6 +90,7 @@ class Behaviour:
             reckless="STANDIN_RECKLESS" in environment,
             unloadable=environment.get("STANDIN_UNLOADABLE", ""),
             unloadable_reason=environment.get("STANDIN_UNLOADABLE_REASON", Behaviour.unloadable_reason),
+            misfit=environment.get("STANDIN_MISFIT", ""),
             start_s=number("START_S", 0.2),
             crash="STANDIN_CRASH" in environment,
             canary_gain_percent=number("CANARY_GAIN_PERCENT", 10.0),
@@ -139,6 +145,7 @@ def runtime_state(
             for index, drafter in enumerate(boot.draft_pool)
         ],
         slo_classes=[_slo_class(slo.name, behaviour, load_s) for slo in hot.slo_classes],
+        adapters=[_adapter(adapter.name, hot, behaviour, load_s) for adapter in hot.adapters or ()],
         speedup=_speedup(behaviour, load_s),
         canary=_canary(hot, behaviour, at - canary_since if load_s else 0.0),
     )
@@ -218,6 +225,22 @@ def _slo_class(name: str, behaviour: Behaviour, load_s: float) -> SLOClassState:
         output_tokens=finished * 16,
         tpot=HistogramState(counts=tpot, sum_s=finished * 0.018),
         ttft=HistogramState(counts=ttft, sum_s=finished * 0.08),
+    )
+
+
+def _adapter(name: str, hot: HotConfig, behaviour: Behaviour, load_s: float) -> AdapterState:
+    """An adapter with 10 requests a second of each class, and an acceptance rate of 0.5."""
+    if name == behaviour.misfit:
+        return AdapterState(name=name, reason=MISFIT)
+    requests = int(load_s * 10)
+    return AdapterState(
+        name=name,
+        loaded=True,
+        output_tokens=requests * 16,
+        tried=requests * 20,
+        accepted=requests * 10,
+        finished={slo.name: requests for slo in hot.slo_classes},
+        attained={slo.name: int(requests * behaviour.attained_percent / 100) for slo in hot.slo_classes},
     )
 
 

@@ -13,6 +13,8 @@ from bench.papers import turbospec
 
 TABLE = turbospec.TABLES[0]
 CLIENTS = 96
+SEEDS = 8
+"""Times of trials that a share is the mean of: one probe that is in doubt leaves speculation on for 80 steps."""
 ROUNDS, ROUNDS_UNTIL_IT_IS_OFF = 8, 16
 """Rounds of requests. The profile says that a token pays; only the third probe shows that it does not."""
 
@@ -44,9 +46,14 @@ def test_where_a_fixed_length_loses_speculation_is_off():
     ratios = by_plain(world, load)
     assert ratios["k = 3"] > 1.2
     assert ratios["loop"] < 1.05
-    log = turbospec.ran(TABLE, load, turbospec.ours(world), world).log
+    assert np.mean([share_off(world, load, seed) for seed in range(1, SEEDS + 1)]) > 0.85
+
+
+def share_off(world: World, load: Workload, seed: int) -> float:
+    """Share of the later full batches without proposals."""
+    log = turbospec.ran(TABLE, load, turbospec.ours(world, seed), world).log
     verified = np.array(log.verified)[np.array(log.requests) == CLIENTS]
-    assert (verified[len(verified) // 2 :] == 0).mean() > 0.85
+    return float((verified[len(verified) // 2 :] == 0).mean())
 
 
 def test_verified_tokens_cost_their_context_again_with_batch_expansion():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.data.batch import NO_CLASS, Batch
-from outrider_runtime.control.data.forest import Forest, chains
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NO_CLASS, Batch
+from outrider_runtime.control.choose_drafters import Choice, best_choice, variants
+from outrider_runtime.control.draft_options import DraftOptions
+from outrider_runtime.control.plans import DraftPlan, Forest, Purpose, chains
 
 
 def batch(requests: int, drafters: int = 1, **columns: Any) -> Batch:
@@ -38,3 +39,8 @@ def proposals(lengths: list[int], drafter: int = 0, drafters: int = 1, confidenc
 def kept(forest: Forest, accepted_lengths: list[int]) -> np.ndarray:
     """(M,): the first `accepted_lengths` nodes of each request's chain."""
     return np.asarray(forest.depth <= np.array(accepted_lengths)[forest.request])
+
+
+def choose(options: DraftOptions) -> Choice:
+    """The best choice of these options."""
+    return best_choice(options, variants(options.autoregressive, options.stands_in, options.beams.widest), 1.0)

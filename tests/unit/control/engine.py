@@ -12,12 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from outrider_runtime.control.batch import NO_ARM, NO_CLASS, NO_DRAFTER, Batch
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import NO_ARM, NO_CLASS, NO_DRAFTER, Batch
-from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed, trials
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.plans import (
+    DraftPlan,
+    ExecutionMode,
+    Forest,
+    Outcome,
+    Purpose,
+    chains,
+    nothing_proposed,
+    trials,
+)
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.loop.arm_counts import ArmCounter
 
 SLOTS = 320

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost.model import StepCost
-from outrider_runtime.control.data.batch import Waiting
-from outrider_runtime.control.data.forest import nothing_proposed
+from outrider_runtime.control.batch import Waiting
+from outrider_runtime.control.plans import nothing_proposed
 from outrider_runtime.control.settings import Drafter, HotSettings, SLOClass
+from outrider_runtime.control.step_times import StepCost
 
 from tests.unit.control.columns import batch
 from tests.unit.control.engine import controller, profile

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.runtime_state import ArmState
-from outrider_runtime.control.arms.arm_batches import to_verify
+from outrider_runtime.control.arm_plans import to_verify
+from outrider_runtime.control.batch import CANDIDATE, NO_DRAFTER, STABLE
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import DrafterCost, StepCost
-from outrider_runtime.control.data.batch import CANDIDATE, NO_DRAFTER, STABLE
-from outrider_runtime.control.data.forest import ROOT, chains
-from outrider_runtime.control.data.plans import Purpose
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, Settings
+from outrider_runtime.control.plans import ROOT, Purpose, chains, nothing_proposed
+from outrider_runtime.control.settings import Drafter, HotSettings, Mode, Settings, SLOClass
+from outrider_runtime.control.step_times import DrafterCost, StepCost
 from outrider_runtime.loop.arm_counts import ArmCounter
 
 from tests.unit.control import columns
@@ -26,7 +25,7 @@ from tests.unit.control.engine import Engine, Record, World, controller, linear,
 POOL = (
     Drafter("head", passes=True, needs_hidden=True),
     Drafter("new", passes=True, needs_hidden=True),
-    Drafter("lookup", confidence_edges=MATCH_EDGES),
+    Drafter("lookup"),
 )
 HEAD, NEW, LOOKUP = range(3)
 STABLE_POOL, CANDIDATE_POOL = {"head", "lookup"}, {"new", "lookup"}
@@ -85,6 +84,7 @@ def served(
     return engine, arms, engine.run(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_request_uses_only_the_drafters_of_its_arm(mode: Mode, ahead: bool) -> None:
@@ -186,6 +186,7 @@ def test_candidate_without_a_model_is_compared_with_a_head() -> None:
     assert gain(arms) > 0.08
 
 
+@pytest.mark.slow
 def test_probes_are_of_both_arms_and_count_for_neither() -> None:
     loop, arms = canaried()
     engine = Engine(world(), loop, load=8, arms=arms)
@@ -205,6 +206,24 @@ def test_probes_are_of_both_arms_and_count_for_neither() -> None:
     assert loop.state().probes.probes >= 1
 
 
+def test_prompts_wait_for_the_drafts_of_both_arms() -> None:
+    """Bug: where nothing was proposed, prompts were admitted as if no drafter ran: the seconds of its drafts were those
+    from before the canary."""
+    budgets = []
+    for pools in (None, ({"head"}, {"head"})):
+        arms = None if pools is None else (frozenset(pools[0]), frozenset(pools[1]))
+        hot = HotSettings(max_draft_tokens=4, arms=arms, slo_classes=(SLOClass("tight", 0.016),))
+        loop = controller(POOL[:1], profile(TARGET, {"head": DrafterCost(PASS)}), length=4, hot=hot)
+        of_arms = None if arms is None else np.array([STABLE, CANDIDATE, STABLE, CANDIDATE, STABLE])
+        rows: dict[str, Any] = {"slo_class": [0] * 4 + [-1], "emitted": [40] * 4 + [0], "elapsed_s": [0.53] * 4 + [0.0]}
+        running = columns.batch(5, arm=of_arms, prompt=[0] * 4 + [1], prompt_left=[0] * 4 + [4000], **rows)
+        assert loop.plan_draft(running).draft_tokens > 0
+        budgets.append(loop.plan_verify(running, nothing_proposed(5, 1)).token_budget)
+    assert budgets[0] is not None
+    assert budgets[1] == budgets[0]
+
+
+@pytest.mark.slow
 def test_end_of_the_canary_gives_requests_the_whole_pool() -> None:
     loop, arms = canaried()
     engine = Engine(world(head=0.3), loop, load=8, arms=arms)

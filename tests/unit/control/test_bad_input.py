@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outrider_runtime.control.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
-from outrider_runtime.control.data.forest import Forest, chains, trials
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Forest, Outcome, chains, trials
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
 
 from tests.unit.control.columns import batch
 from tests.unit.control.engine import Engine, World, controller, goodput, linear, profile
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 DRAFT = Drafter("draft", passes=True, needs_kv=True)
-LOOKUP = Drafter("lookup", confidence_edges=MATCH_EDGES)
+LOOKUP = Drafter("lookup")
 POOL = (EAGLE, DRAFT, LOOKUP)
 TARGET = StepCost(per_batched_token_s=4e-5, constant_s=0.010)
 PASS, CALL = DrafterCost(StepCost(constant_s=8e-4)), DrafterCost(StepCost(constant_s=1e-4), autoregressive=False)
@@ -63,7 +62,8 @@ def assert_finite(loop) -> None:
     known = evidence.acceptance._known
     for values in (
         known.acceptance_rates,
-        known.groups,
+        known.requests,
+        known.all_trials,
         known.tried,
         known.scheduled,
         known.proposed,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.acceptance import trials
+from outrider_runtime.control import acceptance
+from outrider_runtime.control.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, HotSettings, Mode, Settings
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
 
 from tests.unit.control import columns
 
@@ -34,15 +34,15 @@ def controller(*pool: Drafter, **hot: Any) -> Controller:
         {member.name: replace(cost, autoregressive=member.passes) for member in pool},
     )
     loop = Controller(
-        Settings(pool, 5, 64, hot=HotSettings(max_draft_tokens=5, **hot)), model, clock=time.perf_counter,
+        Settings(pool, 5, 64, hot=HotSettings(**({"max_draft_tokens": 5} | hot))), model, clock=time.perf_counter,
         rng=np.random.default_rng(0),
     )  # fmt: skip
     known = loop._evidence.acceptance._known
     known.has_history[:] = True
-    known.tried[:, :, trials.ANY] = 100
+    known.tried[:] = 100
     for number, member in enumerate(pool):
-        known.accepted[number, :, trials.ANY] = 95 if member.is_block else 90
-    trials.refresh(known)
+        known.accepted[number] = 95 if member.is_block else 90
+    acceptance.refresh(known)
     return loop
 
 
@@ -59,20 +59,19 @@ def test_draft_model_catches_up_where_a_block_drafter_cannot() -> None:
     missing[0] = GAP_TOKENS
     kv, fed = controller(BLOCK, MODEL)._propose._kv, np.zeros((2, REQUESTS), np.int64)
     for _ in range(16):
-        _, closing = kv.close(decoding(missing))
-        fed = np.maximum(fed, closing)
+        _, catch_up_tokens = kv.choose(decoding(missing))
+        fed = np.maximum(fed, catch_up_tokens)
     assert not fed[0].any()
     assert (fed[1] == 300).all()
 
 
-def test_block_gap_causes_no_second_search() -> None:
-    """Bug: one gap, which lasts as long as its request, tripled the time of every decision."""
+def test_request_with_a_block_gap_is_left_out() -> None:
+    """The hidden states that would close it are gone. The other requests are drafted for."""
     missing = np.ones((1, REQUESTS), np.int64)
     missing[0, 0] = GAP_TOKENS
-    choice, closing = controller(BLOCK)._propose._kv.close(decoding(missing))
-    assert choice.passes[0] > 0, "the requests without a gap are served"
-    assert not choice.has_gaps
-    assert not closing.any()
+    choice, catch_up_tokens = controller(BLOCK)._propose._kv.choose(decoding(missing))
+    assert choice.drafter_order[0].tolist() == [NO_DRAFTER] + [0] * (REQUESTS - 1)
+    assert not catch_up_tokens.any()
 
 
 def test_trial_leaves_out_requests_with_block_gaps() -> None:
@@ -80,9 +79,8 @@ def test_trial_leaves_out_requests_with_block_gaps() -> None:
     missing = np.ones((2, REQUESTS), np.int64)
     missing[1, : REQUESTS - 1] = GAP_TOKENS
     propose, batch = controller(MODEL, BLOCK)._propose, decoding(missing)
-    choice, _ = propose._kv.close(batch)
-    tries = propose._tried_first(batch, choice._replace(drafter_order=np.zeros((2, REQUESTS), np.int64)), 1)
-    assert tries.drafter_order[0].tolist() == [0] * (REQUESTS - 1) + [1]
+    plan = propose._plan_for_one(batch, 1, 1, Purpose.EXPLORE)
+    assert plan.drafter_order[0].tolist() == [NO_DRAFTER] * (REQUESTS - 1) + [1]
 
 
 def test_length_is_cut_to_the_block() -> None:
@@ -91,6 +89,12 @@ def test_length_is_cut_to_the_block() -> None:
     batch = decoding(np.ones((1, REQUESTS), np.int64))
     for loop in (controller(two), controller(two, mode=Mode.STATIC)):
         assert loop.plan_draft(batch).passes.tolist() == [2]
-    _, pool = controller(two)._propose._choices.pool(batch)
+    _, pool = controller(two)._propose._search.options(batch)
     assert (pool.paths[0, :2] > 0).all()
     assert not pool.paths[0, 2:].any()
+
+
+def test_block_drafter_obeys_a_lowered_limit() -> None:
+    """Bug: the choice gave a block drafter its whole block, whatever `maxDraftTokens` said."""
+    plan = controller(BLOCK, max_draft_tokens=2).plan_draft(decoding(np.ones((1, REQUESTS), np.int64)))
+    assert plan.passes.tolist() == [2]

@@ -11,16 +11,15 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost.model import DrafterCost, StepCost
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, SLOClass
-from outrider_runtime.control.speedup import Neighbour
-from outrider_runtime.control.trial_schedule import TrialSchedule
+from outrider_runtime.control.settings import Drafter, HotSettings, Mode, SLOClass
+from outrider_runtime.control.step_times import DrafterCost, StepCost
+from outrider_runtime.control.trials import Neighbour, TrialSchedule
 
 from tests.unit.control.engine import Engine, World, controller, goodput, linear, profile
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 DRAFT = Drafter("draft", passes=True, needs_kv=True)
-LOOKUP = Drafter("pld", confidence_edges=MATCH_EDGES)
+LOOKUP = Drafter("pld")
 SELF = Drafter("self", passes=True, kv_budget=512)
 KNEE = 64.0
 TARGET = StepCost(
@@ -70,6 +69,39 @@ def of_best(pool, of: World, load: int, **loop) -> float:
     return serve(pool, of, load, **loop) / best_static(pool, of, load, lengths)
 
 
+def test_tally_sums_what_steps_bring_by_their_batch():
+    """The operator reads from these how a step's seconds and tokens grow with the batch. Six requests decode in each
+    step, with one token and those that it accepts."""
+    loop = controller((EAGLE,), model())
+    running = Engine(WORLD, loop, load=6, output=400)
+    running.run(1)  # their prompts
+    before = dataclasses.replace(loop.state().tally)
+    steps, after = running.run(50), loop.state().tally
+    accepted = sum(record.tokens - 6 for record in steps)
+    assert accepted > 0
+    assert after.batch_squared - before.batch_squared == 50 * 6**2
+    assert after.batch_accepted - before.batch_accepted == 6 * accepted
+    assert after.batch_busy_s - before.batch_busy_s == pytest.approx(6 * sum(record.seconds for record in steps))
+    assert after.prompt_busy_s == before.prompt_busy_s == before.busy_s > 0, "a step of prompts alone is theirs"
+
+
+def test_seconds_of_prompts_are_no_part_of_what_a_request_adds_to_a_step():
+    """Three prompts of 1,000 to 3,000 tokens come while six requests decode: their steps take longer by what these cost
+    in the latency profile. A regression by the batch would else take the cost of prompts for every step's."""
+    loop = controller((), model())
+    running = Engine(WORLD, loop, load=6, output=400)
+    running.run(1)
+    running.load, running.prompt = 9, 2000
+    before = dataclasses.replace(loop.state().tally)
+    steps, after = running.run(7), loop.state().tally
+    alone_s = steps[-1].seconds
+    assert steps[0].seconds > 20 * alone_s
+    read_s = sum(record.seconds - alone_s for record in steps)
+    assert after.prompt_busy_s - before.prompt_busy_s == pytest.approx(read_s, rel=0.1)
+    # What is left of each step is that of its decoding requests, for all six to nine of them.
+    assert after.batch_busy_s - before.batch_busy_s < 9 * 2 * 7 * alone_s
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [1, 8, 32, 96, 256])
 def test_loop_finds_the_best_static_length_at_any_load(load):
@@ -103,6 +135,20 @@ def test_asynchronous_lookup_never_loses_to_plain_decoding(load):
         return goodput(running.run(MEASURE))
 
     assert served(None) >= 0.985 * served(0)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_lookup_that_finds_nothing_is_tried_once_at_the_start(ahead):
+    """Bug: a lookup counted as untried until 24 requests had used it: at one request it replaced the head, of which
+    nine tokens in ten are accepted, in 24 of the first 100 steps. Eight steps without a proposal tell enough."""
+    silent = world(
+        lambda drafter, _number, _depth: np.where(drafter == 1, 0.5, 0.9),
+        pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)},
+        hit=lambda drafter, _number: np.where(drafter == 1, 0.0, 1.0),
+    )
+    loop = controller((EAGLE, LOOKUP), model(), scores_placeholders=ahead)
+    records = Engine(silent, loop, load=1, output=2000).run(100)
+    assert sum(record.purpose == "explore" for record in records) <= 8
 
 
 def test_lower_load_brings_speculation_back_within_50_steps():
@@ -175,14 +221,6 @@ def test_unreported_time_loses_little(hidden, load):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("varlen_s", [0.004, 0.008])
-def test_request_that_hardly_accepts_keeps_steps_uniform(varlen_s):
-    """Bug: it got no drafts, which made each step an expensive varlen step for the other seven, or switched speculation
-    off."""
-    mixed = world(lambda _drafter, number, _depth: np.where(np.asarray(number) % 8 == 0, 0.02, 0.7), varlen_s=varlen_s)
-    assert of_best((EAGLE,), mixed, 8, profile=model(varlen_s=varlen_s)) >= 0.97
-
-
 def test_lone_request_is_priced_as_a_uniform_step():
     """Bug: its steps were priced as varlen steps, which steps of one request never are."""
     expensive = world(varlen_s=0.03, pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)})
@@ -191,13 +229,30 @@ def test_lone_request_is_priced_as_a_uniform_step():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("varlen_s", "load"), [(0.003, 64), (0.003, 128)])
+def test_frequent_prompts_in_varlen_steps_a_quarter_longer_lose_little(varlen_s, load):
+    """A launch for each layer costs 0.2 to 0.5 ms where attention takes uniform lengths only: here it is 3 ms of 10."""
+    assert expensive_varlen(varlen_s, load) >= 0.95 * best_static(
+        (EAGLE,), expensive_world(varlen_s), load, (1, 2, 3, 4)
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("varlen_s", "load"), [(0.03, 64), (0.008, 128)])
-def test_frequent_prompts_in_expensive_varlen_steps_lose_little(varlen_s, load):
-    """Bug: the loop planned uniform steps, which fresh prompts made varlen: goodput / the best length's was 0.78."""
-    cost = StepCost(per_batched_token_s=2e-5, constant_s=0.010)
-    expensive = world(varlen_s=varlen_s, target_s=linear(0.010, 2e-5))
-    ours = serve((EAGLE,), expensive, load, profile=model(cost, varlen_s=varlen_s))
-    assert ours >= 0.95 * best_static((EAGLE,), expensive, load, (1, 2, 3, 4))
+def test_varlen_steps_that_take_twice_as_long_leave_plain_decoding(varlen_s, load):
+    """Bug: the loop planned uniform steps, which fresh prompts made varlen: goodput / plain goodput fell below 1. It
+    plans no uniform steps now, and what they would gain here is given up: worlds of real GPUs do not reach it."""
+    assert expensive_varlen(varlen_s, load) >= 0.97 * best_static((EAGLE,), expensive_world(varlen_s), load, (0,))
+
+
+def expensive_world(varlen_s):
+    return world(varlen_s=varlen_s, target_s=linear(0.010, 2e-5))
+
+
+def expensive_varlen(varlen_s, load):
+    """Goodput of the loop where a varlen step takes `varlen_s` more than a uniform one of 10 ms."""
+    profile = model(StepCost(per_batched_token_s=2e-5, constant_s=0.010), varlen_s=varlen_s)
+    return serve((EAGLE,), expensive_world(varlen_s), load, profile=profile)
 
 
 def test_draft_that_becomes_three_times_slower_lowers_k():
@@ -246,22 +301,6 @@ def test_lookup_and_head_together_beat_either_alone():
     assert serve(pool, repeating, 8, output=300) >= 1.02 * best_static(pool, repeating, 8, output=300)
 
 
-def test_few_requests_try_a_lookup_while_a_head_serves():
-    """Four of 32 requests show what it is worth; the others keep the head."""
-    head_wins = world(
-        lambda drafter, _number, _depth: np.where(drafter == 1, 0.3, 0.9),
-        pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)},
-    )
-    records = Engine(head_wins, controller((EAGLE, LOOKUP), model()), load=32).run(400)
-    tried = [
-        int((record.drafter_order[0] == 1).sum())
-        for record in records
-        if record.purpose == "explore" and record.passes[0]
-    ]
-    assert tried
-    assert max(tried) <= 4
-
-
 def test_draft_model_is_fed_only_once_it_is_chosen():
     """It is never chosen and never fed at 200 requests. At 4 it catches up on its KV gaps."""
     running = Engine(WORLD, controller((DRAFT,), model()), load=200)
@@ -289,6 +328,7 @@ def test_draft_model_returns_when_the_lookup_stops_hitting():
     assert np.mean([record.passes[0] for record in running.run(50)]) >= 2
 
 
+@pytest.mark.slow
 def test_draft_model_is_not_fed_for_passes_that_do_not_pay():
     """A lookup serves half of the requests, so the draft model brings about as much as feeding it their prompts costs.
     It is not fed for passes that run anyway, nor for requests that then do not use it."""
@@ -383,6 +423,7 @@ def test_tight_class_meets_a_tpot_that_goodput_would_miss():
     assert attained(tpot_s) >= 0.6
 
 
+@pytest.mark.slow
 def test_model_without_proposals_is_replaced():
     """It runs and proposes nothing, as with a window that every context exceeds."""
     dead = world(hit=lambda drafter, _number: np.where(np.asarray(drafter) == 0, 0.0, 1.0))
@@ -392,6 +433,7 @@ def test_model_without_proposals_is_replaced():
         assert serve((dataclasses.replace(EAGLE, widest=widest),), dead, 8) >= 0.97 * plain
 
 
+@pytest.mark.slow
 def test_text_that_is_always_accepted_gets_the_longest_drafts():
     """Bug: an acceptance rate of exactly 1 has no finite odds."""
     running = Engine(world(1.0), controller((EAGLE,), model(), length=16), load=4, output=2000)

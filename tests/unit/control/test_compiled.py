@@ -91,7 +91,8 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def forks() -> Iterator[subprocess.Popen[str]]:
     """Forks the twenty processes of this file after loading numba once, which takes a second; nothing is compiled."""
-    command = [sys.executable, "-W", "error", "-c", FORKS]
+    # A module that is written twice within a second has the bytecode of its first text: -B writes none.
+    command = [sys.executable, "-B", "-W", "error", "-c", FORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
 

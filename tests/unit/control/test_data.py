@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.data.forest import ROOT, chains
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.plans import ROOT, DraftPlan, Purpose, chains
 from outrider_runtime.control.settings import Drafter, Settings
 
 

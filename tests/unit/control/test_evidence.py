@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.speedup import Neighbour
-from outrider_runtime.control.trial_schedule import TrialSchedule
+from outrider_runtime.control.trials import Neighbour, TrialSchedule
 
 from tests.unit.control import columns
 
@@ -85,3 +84,14 @@ def test_probe_compared_with_steps_without_tokens_is_ignored(speculative_s: floa
             trials.observe(Neighbour(speculative_s, 0.01, 0.01), speculates=True)
     assert trials.speedup.counts.probes == 0
     assert not trials.off
+
+
+def test_probe_whose_drafts_outlast_their_step_still_gives_a_verdict() -> None:
+    """Bug: under asynchronous scheduling a draft's time may exceed the wall time of its own step. The seconds of plain
+    decoding were negative then, and the logarithm of their sum raised: the loop suspended every drafter."""
+    trials = TrialSchedule(np.random.default_rng(0))
+    for step in range(3000):
+        if trials.step(4, speculating=True):
+            trials.speedup.observe_plain(0.01, -0.5 if step % 4 == 1 else 0.01, 4)
+        else:
+            trials.observe(Neighbour(0.01, 0.01, 0.01), speculates=True)

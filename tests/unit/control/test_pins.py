@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider_runtime.control.caches import HOLD_LOOKS
+from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.choose_drafters import plain_choice
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.data.batch import NO_DRAFTER
-from outrider_runtime.control.data.plans import ExecutionMode, Purpose
-from outrider_runtime.control.selection.drafters import plain_choice
+from outrider_runtime.control.plans import ExecutionMode, Purpose
+from outrider_runtime.control.propose import UNUSED_DECISIONS
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
 
 from tests.unit.control import columns
 
@@ -103,6 +103,16 @@ def test_gap_larger_than_a_step_is_fed_in_parts() -> None:
     pytest.fail(f"no request is drafted for; missing: {missing}")
 
 
+def test_trial_feeds_no_more_than_the_step_holds() -> None:
+    """Bug: a trial fed each request's gap whatever the token budget: 1,600 tokens in a step of 512. The requests whose
+    gaps fit are tried, the shortest first."""
+    missing = np.array([[200, 250, 180, 1, 200, 200, 200, 200]])
+    running = columns.batch(8, missing=missing, token_budget=512, left=[500] * 8)
+    plan = profiled(DRAFT)._propose._plan_for_one(running, 1, 0, Purpose.EXPLORE)
+    assert plan.drafter_order[0].tolist() == [0, NO_DRAFTER, 0, 0] + [NO_DRAFTER] * 4
+    assert plan.feed.tolist() == [[200, 0, 180, 1, 132, 0, 0, 0]]
+
+
 def test_suspended_drafter_stops_during_its_exploration() -> None:
     """It raised in the exploration's first step: the remaining steps must not use it."""
     loop = profiled(HEAD, DRAFT)
@@ -116,10 +126,20 @@ def test_suspended_drafter_stops_during_its_exploration() -> None:
         assert not (loop.plan_draft(columns.batch(2, 2, now_s=3 + 0.01 * step)).drafter_order == number).any()
 
 
+def test_drafter_that_the_choice_runs_starts_no_other_trials() -> None:
+    """Bug: while a lookup that runs had found too little to be judged, the head was tried in 97 of 100 steps, as if it
+    were the one without a history."""
+    loop = profiled(HEAD, Drafter("lookup"))
+    loop._evidence.acceptance.has_history[0] = True
+    plans = [loop.plan_draft(columns.batch(2, 2, now_s=0.01 * step)) for step in range(100)]
+    assert all(plan.passes[1] > 0 for plan in plans)
+    assert not any(plan.purpose is Purpose.EXPLORE for plan in plans)
+
+
 def test_mode_off_reports_no_disabled_drafter() -> None:
     loop, choice = profiled(HEAD), plain_choice(1, 1)
-    for _ in range(HOLD_LOOKS):
-        loop._propose._kv.look(choice)
+    for _ in range(UNUSED_DECISIONS):
+        loop._propose._kv.note_use(choice)
     assert loop.state().has_disabled_drafts
     loop.configure(HotSettings(mode=Mode.OFF))
     assert not loop.state().has_disabled_drafts

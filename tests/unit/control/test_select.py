@@ -8,44 +8,40 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.control.selection.nodes import Selection, select
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.control.slo import MOST_FORCED, forced_nodes
 from outrider_runtime.control.value import Price
+from outrider_runtime.control.verify import Selection, select
 
 REQUESTS, NODES = 3, 10
 
 
-def price(seconds, rate=1.0, node_s=None, uniform=None) -> Price:
-    varlen_s = np.array(seconds, dtype=float)
-    uniform_s = varlen_s if uniform is None else np.array(uniform, dtype=float)
+def price(seconds, rate=1.0, node_s=None) -> Price:
     node_s = np.zeros(REQUESTS) if node_s is None else np.array(node_s, dtype=float)
-    return Price(varlen_s, uniform_s, node_s, rate, 0.0)
+    return Price(np.array(seconds, dtype=float), node_s, rate, 0.0)
 
 
-def selected(paths, request, depth, cost: Price, budget, forced=None, longest_s=math.inf) -> Selection:
+def selected(paths, request, cost: Price, budget, forced=None, longest_s=math.inf) -> Selection:
     """The selection; by default no node is forced, and the pass may take any time."""
     forced = np.zeros(len(paths), dtype=bool) if forced is None else forced
-    return select(paths, request, depth, cost, budget, forced, longest_s)
+    return select(paths, request, cost, budget, forced, longest_s)
 
 
 @st.composite
 def forests(draw):
-    """(paths, request, depth, parent) of up to three requests and ten nodes, trees included; some are equally
+    """(paths, request, parent) of up to three requests and ten nodes, trees included; some are equally
     likely."""
     count = draw(st.integers(0, NODES))
     request: list[int] = []
     parent: list[int] = []
-    depth: list[int] = []
     paths: list[float] = []
     for node in range(count):
         above = draw(st.integers(ROOT, node - 1))
         parent.append(above)
         request.append(draw(st.integers(0, REQUESTS - 1)) if above == ROOT else request[above])
-        depth.append(1 if above == ROOT else depth[above] + 1)
         rate = draw(st.sampled_from([0.05, 0.3, 0.5, 0.7, 0.9, 0.99]))
         paths.append(rate * (1.0 if above == ROOT else paths[above]))
-    as_ints = (np.array(values, dtype=np.int64) for values in (request, depth, parent))
+    as_ints = (np.array(values, dtype=np.int64) for values in (request, parent))
     return (np.array(paths, dtype=float), *as_ints)
 
 
@@ -65,17 +61,17 @@ def plans(request, parent):
 
 def worth_of(nodes, paths, request, cost: Price) -> float:
     gained = float((paths - cost.rate * cost.node_s[request])[nodes].sum())
-    return gained - cost.rate * float(cost.varlen_s[nodes.sum()])
+    return gained - cost.rate * float(cost.target_s[nodes.sum()])
 
 
 @given(forests(), seconds(), st.sampled_from([0.2, 1.0, 3.0]), st.integers(0, NODES))
 @settings(max_examples=150, deadline=None)
 def test_selection_is_the_best_plan_within_the_budget(forest, varlen_s, rate, budget):
     """Trees and chains, any rising cost with knees: no plan is worth more than the ranking's best prefix."""
-    paths, request, depth, parent = forest
+    paths, request, parent = forest
     cost = price(varlen_s, rate, node_s=[0.0, 0.1, 0.3])
     best = max(worth_of(p, paths, request, cost) for p in plans(request, parent) if p.sum() <= budget)
-    selection = selected(paths, request, depth, cost, budget)
+    selection = selected(paths, request, cost, budget)
     assert selection.nodes.sum() <= budget
     assert all(parent[m] == ROOT or selection.nodes[parent[m]] for m in np.flatnonzero(selection.nodes))
     assert math.isclose(selection.value, worth_of(selection.nodes, paths, request, cost), abs_tol=1e-9)
@@ -87,10 +83,10 @@ def test_selection_is_the_best_plan_within_the_budget(forest, varlen_s, rate, bu
 @settings(max_examples=100, deadline=None)
 def test_selection_with_forced_nodes_is_the_best_such_plan(forest, varlen_s):
     """The first node of each tree is forced: no plan with these nodes is worth more."""
-    paths, request, depth, parent = forest
+    paths, request, parent = forest
     forced = parent == ROOT
     cost = price(varlen_s)
-    selection = selected(paths, request, depth, cost, NODES, forced=forced)
+    selection = selected(paths, request, cost, NODES, forced=forced)
     assert selection.nodes[forced].all()
     best = max(worth_of(p, paths, request, cost) for p in plans(request, parent) if p[forced].all())
     assert math.isclose(selection.value, best, abs_tol=1e-9)
@@ -113,11 +109,11 @@ def lexicographic(nodes, paths, request, needed, order, cost):
 def test_late_requests_come_first_and_the_rest_is_the_best(forest, varlen_s, needs, is_late, budget):
     """AdaServe's two selections, compared with every set of connected subtrees: the late request with the largest need
     gets as much of it as n_max nodes give, then the next one; the rest of the budget goes where it is worth most."""
-    paths, request, depth, parent = forest
+    paths, request, parent = forest
     late, needed, cost = np.array(is_late), np.array(needs), price(varlen_s)
     order = sorted(np.flatnonzero(late), key=lambda i: (-needed[i], i))
     forced = forced_nodes(paths, request, late, needed, 1.0, cost, budget)
-    selection = selected(paths, request, depth, cost, budget, forced=forced)
+    selection = selected(paths, request, cost, budget, forced=forced)
     within = [plan for plan in plans(request, parent) if plan.sum() <= budget]
     keys = [lexicographic(plan, paths, request, needed, order, cost) for plan in within]
     assert selection.nodes.sum() <= budget
@@ -131,45 +127,17 @@ def test_late_requests_come_first_and_the_rest_is_the_best(forest, varlen_s, nee
 @settings(max_examples=100, deadline=None)
 def test_selection_keeps_the_longest_step_unless_forced(forest, varlen_s, longest_s):
     """Requests that are just in time are not made late."""
-    paths, request, depth, parent = forest
+    paths, request, parent = forest
     forced = (parent == ROOT) & (request == 0)
-    selection = selected(paths, request, depth, price(varlen_s), NODES, forced=forced, longest_s=longest_s)
+    selection = selected(paths, request, price(varlen_s), NODES, forced=forced, longest_s=longest_s)
     allowed = max(longest_s, float(varlen_s[forced.sum()]))
     assert varlen_s[selection.nodes.sum()] <= allowed + 1e-12
 
 
-def test_uniform_step_wins_if_its_graph_is_cheaper():
-    """Three requests with chains of two: in a uniform step, tokens cost half of what they do in a varlen step."""
-    request, depth = np.repeat(np.arange(3), 2), np.tile([1, 2], 3)
-    paths = np.array([0.9, 0.8, 0.5, 0.3, 0.9, 0.8])
-    varlen_s = 1.0 + 0.4 * np.arange(7)
-    selection = selected(paths, request, depth, price(varlen_s, uniform=1.0 + 0.2 * np.arange(7)), 6)
-    assert selection.nodes.all()
-    alone = selected(paths, request, depth, price(varlen_s), 6)
-    assert alone.nodes.tolist() == [True, True, True, False, True, True]
-
-
-def test_uniform_step_with_forced_nodes_keeps_the_longest_step():
-    """One of three requests has a forced token: a uniform step of three tokens would exceed the longest step."""
-    request, depth = np.arange(3), np.ones(3, np.int64)
+def test_step_with_forced_nodes_keeps_the_longest_step():
+    """One of three requests has a forced token: a step of three tokens would exceed the longest step."""
+    request = np.arange(3)
     cost = price([1.0, 1.0, 1.2, 1.25])
-    selection = selected(np.full(3, 0.5), request, depth, cost, 3, forced=request == 0, longest_s=1.2)
+    selection = selected(np.full(3, 0.5), request, cost, 3, forced=request == 0, longest_s=1.2)
     assert selection.nodes.sum() == 2
-    assert selected(np.full(3, 0.5), request, depth, cost, 3, forced=request < 3, longest_s=1.2).nodes.all()
-
-
-def test_tree_is_not_a_uniform_step():
-    """One request has two siblings and another one node: as many nodes as a uniform step of three, but none."""
-    request, depth = np.array([0, 0, 1]), np.array([1, 1, 1])
-    paths = np.array([0.5, 0.4, 0.6])
-    selection = selected(paths, request, depth, price(np.full(7, 1.0), uniform=np.full(7, 0.1)), 6)
-    assert math.isclose(selection.value, 1.5 - 1.0)
-
-
-def test_request_without_tokens_left_makes_the_step_varlen():
-    """Its nodes are worth nothing and are never verified, so the step cannot be uniform."""
-    request, depth = np.arange(3), np.ones(3, np.int64)
-    varlen_s = np.array([1.0, 3.0, 3.0, 3.0])
-    cost = price(varlen_s, uniform=[1.0, 1.0, 1.0, 1.0])
-    assert selected(np.array([0.9, 0.9, 0.9]), request, depth, cost, 3).nodes.all()
-    assert not selected(np.array([0.9, 0.9, 0.0]), request, depth, cost, 3).nodes.any()
+    assert selected(np.full(3, 0.5), request, cost, 3, forced=request < 3, longest_s=1.2).nodes.all()

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.acceptance.estimate import Acceptance
-from outrider_runtime.control.acceptance.trees import Beams
-from outrider_runtime.control.data.batch import NO_DRAFTER
-from outrider_runtime.control.data.forest import ROOT, Forest, trials
-from outrider_runtime.control.data.plans import Purpose
-from outrider_runtime.control.selection.drafters import choose
-from outrider_runtime.control.selection.offers import Pool
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.draft_options import DraftOptions
+from outrider_runtime.control.plans import ROOT, Forest, Purpose, trials
 from outrider_runtime.control.settings import Drafter, Settings
 from outrider_runtime.control.slo import none_behind
+from outrider_runtime.control.trees import Beams
 from outrider_runtime.control.value import Price
 
-from tests.unit.control.columns import batch
+from tests.unit.control.columns import batch, choose
 
 DEPTH, WIDTH = 3, 4
 BEAM = Drafter("eagle", passes=True, needs_hidden=True, widest=WIDTH)
@@ -137,26 +135,26 @@ def test_unscored_node_with_an_accepted_parent_counts():
     assert known.node_paths(batch(1), made)[1] > 1.2 * before
 
 
-def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, most: int = 400) -> Pool:
+def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, most: int = 400) -> DraftOptions:
     """A pool of one drafter with acceptance rate `chain` at each depth, and its beams."""
     paths = np.full((1, DEPTH, requests), chain).cumprod(axis=1)
     seconds = 1e-2 + 1e-5 * np.arange(most + 1)
-    price = Price(seconds, seconds, np.zeros(requests), requests / 1e-2, 1e-5)
+    price = Price(seconds, np.zeros(requests), requests / 1e-2, 1e-5)
     place = [chain]
     for _ in range(WIDTH - 1):
         place.append(later * (1 - sum(place)))
     beams = Beams(np.array(place)[None, None].repeat(DEPTH, 1), np.full((1, DEPTH), chain), np.array([WIDTH]))
     wide_s = pass_s * (1 + 0.02 * np.arange(WIDTH))[None]
-    return Pool(
+    return DraftOptions(
         paths, np.ones((1, DEPTH)), np.array([True]), np.array([True]), np.array([3e-4]), wide_s, np.zeros(1),
         price, DEPTH, most, none_behind(requests), beams,
     )  # fmt: skip
 
 
-def priced(pool: Pool, token_s: float) -> Pool:
+def priced(pool: DraftOptions, token_s: float) -> DraftOptions:
     """The pool with another price of a verified token."""
-    seconds = pool.price.varlen_s[0] + token_s * np.arange(len(pool.price.varlen_s))
-    return pool._replace(price=pool.price._replace(varlen_s=seconds, uniform_s=seconds, token_s=token_s))
+    seconds = pool.price.target_s[0] + token_s * np.arange(len(pool.price.target_s))
+    return pool._replace(price=pool.price._replace(target_s=seconds, token_s=token_s))
 
 
 @pytest.mark.parametrize("later", [0.0, 0.3, 0.6])
@@ -167,18 +165,18 @@ def test_depth_and_width_are_the_argmax(chain, token_s, later):
     k = 0 are among them."""
     requests = 4
     pool = priced(offered(requests, chain, later), token_s)
-    rate, best = pool.price.rate, -pool.price.rate * pool.price.varlen_s[0]
+    rate, best = pool.price.rate, -pool.price.rate * pool.price.target_s[0]
     for width, depth in itertools.product(range(1, WIDTH + 1), range(1, DEPTH + 1)):
         gain, nodes, reach = 0.0, 0, 1.0
         for _ in range(depth):
             paths = [path for path in reach * pool.beams.places[0, 0, :width] if path > rate * token_s]
             gain, nodes, reach = gain + sum(paths), nodes + len(paths), sum(paths)
-        seconds = 3e-4 + (depth - 1) * pool.pass_s[0, width - 1] + pool.price.varlen_s[requests * nodes]
+        seconds = 3e-4 + (depth - 1) * pool.pass_s[0, width - 1] + pool.price.target_s[requests * nodes]
         best = max(best, requests * gain - rate * seconds)
     choice = choose(pool)
     assert choice.value == pytest.approx(best, abs=1e-9)
     if choice.runs:
-        assert choice.drafts_s == 3e-4 + (choice.passes[0] - 1) * pool.pass_s[0, choice.widths[0] - 1]
+        assert choice.drafts_s == 3e-4 + (choice.draft_lengths[0] - 1) * pool.pass_s[0, choice.widths[0] - 1]
 
 
 def test_token_price_decides_between_trees_chains_and_nothing():
@@ -200,8 +198,8 @@ def test_lookup_comes_first_if_that_beats_trees_for_all(match, first):
     )  # fmt: skip
     both = pool._replace(
         paths=np.concatenate([np.full((1, DEPTH, 4), match).cumprod(axis=1), pool.paths]),
-        offers=np.concatenate([np.full((1, DEPTH), 0.4), pool.offers]),
-        passes=np.array([False, True]), stands_in=np.array([False, True]), first_s=np.array([1e-5, 3e-4]),
+        hit_rates=np.concatenate([np.full((1, DEPTH), 0.4), pool.hit_rates]),
+        autoregressive=np.array([False, True]), stands_in=np.array([False, True]), first_s=np.array([1e-5, 3e-4]),
         pass_s=np.concatenate([np.zeros((1, WIDTH)), pool.pass_s]), token_s=np.zeros(2), beams=beams,
     )  # fmt: skip
     choice = choose(priced(both, 1e-6))
@@ -216,7 +214,7 @@ def test_two_models_with_trees_serve_the_requests_they_know():
     paths = np.concatenate([narrow.paths, wide.paths])
     paths[0, :, 2:], paths[1, :, :2] = 0.0, 0.0
     both = priced(narrow, 1e-5)._replace(
-        paths=paths, offers=np.ones(paths.shape[:2]), passes=np.ones(2, bool), stands_in=np.ones(2, bool),
+        paths=paths, hit_rates=np.ones(paths.shape[:2]), autoregressive=np.ones(2, bool), stands_in=np.ones(2, bool),
         first_s=np.full(2, 3e-4),
         pass_s=np.concatenate([narrow.pass_s, wide.pass_s]), token_s=np.zeros(2),
         beams=Beams(*(np.concatenate(pair) for pair in zip(narrow.beams, wide.beams, strict=True))),

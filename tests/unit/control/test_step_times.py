@@ -7,12 +7,20 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.cost.observed_times import ROWS, Drafting, StepTimes, TargetRun, observe_times
-from outrider_runtime.control.cost.step_times import asking_s, draft_columns, feeding_s, node_s
-from outrider_runtime.control.cost.step_times import price as price_of
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.observed_times import ROWS, Drafting, StepTimes, TargetRun, observe_times
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.step_times import (
+    DrafterCost,
+    LatencyModel,
+    Shape,
+    StepCost,
+    draft_columns,
+    feeding_s,
+    node_s,
+    use_s,
+)
+from outrider_runtime.control.step_times import price as price_of
 
 TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
 PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))
@@ -29,11 +37,10 @@ def decoding(requests: int, context: int = 1000) -> Shape:
     return Shape(*map(float, (requests * context, requests, requests, requests * context / 1000)))
 
 
-def price(times: StepTimes, requests: int, most: int = 100, *, verify: int | None = None, fresh_prompts: float = 0.0):
-    """Prices of a step of decoding requests, `verify` of which may have proposals (None: all)."""
-    context = np.zeros(requests if verify is None else verify, np.int64)
-    extra_s = node_s(times.costs, context, 0.0)
-    return price_of(times.costs, decoding(requests), extra_s, 1.0, most, fresh_prompts, len(context) == requests)
+def price(times: StepTimes, requests: int, most: int = 100):
+    """Prices of a step of decoding requests."""
+    extra_s = node_s(times.costs, np.zeros(requests, np.int64), 0.0)
+    return price_of(times.costs, decoding(requests), extra_s, 1.0, most)
 
 
 def draft_s(times: StepTimes, requests: int, passes: int) -> float:
@@ -64,7 +71,7 @@ def test_feeding_a_prompt_is_priced_with_the_knee():
     )
     draft = Drafter("draft", passes=True, needs_kv=True)
     times = StepTimes(LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"draft": passes}), Settings((draft,), 5, 16))
-    fed_s = feeding_s(times.costs, np.array([[0, 20, 300]]), 40.0)[0]
+    fed_s = [feeding_s(times.costs, 0, tokens, 40.0) for tokens in (0.0, 20.0, 300.0)]
     expected = [
         passes.seconds(Shape(0, 40 + tokens, 40, 0), 1) - passes.seconds(Shape(0, 40, 40, 0), 1)
         for tokens in (0, 20, 300)
@@ -74,14 +81,14 @@ def test_feeding_a_prompt_is_priced_with_the_knee():
 
 def test_price_follows_the_profile_across_the_knee():
     """a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + d, for every number of proposals."""
-    prices = price(latency(), 32).varlen_s
+    prices = price(latency(), 32).target_s
     expected = [TARGET.seconds(Shape(32_000, 32 + more, 32, 32)) for more in range(101)]
     assert prices == pytest.approx(np.array(expected))
 
 
 def test_price_past_the_largest_graph_uses_other_coefficients():
     slow = StepCost(per_batched_token_s=4e-5, constant_s=0.02)
-    prices = price(latency(graph=48, beyond=slow), 32).varlen_s
+    prices = price(latency(graph=48, beyond=slow), 32).target_s
     assert prices[16] == pytest.approx(TARGET.seconds(decoding(32)) + 16 * 4e-5)
     assert prices[17] == pytest.approx(0.02 + 49 * 4e-5)
 
@@ -91,27 +98,14 @@ IN_PIECES = dataclasses.replace(TARGET, constant_s=0.014)
 
 def test_step_of_one_request_is_always_uniform():
     prices = price(latency(varlen=IN_PIECES), 1)
-    assert prices.varlen_s[:6] == pytest.approx([TARGET.seconds(decoding(1)) + k * 4e-5 for k in range(6)])
-    assert prices.uniform_s == pytest.approx(prices.varlen_s)
+    assert prices.target_s[:6] == pytest.approx([TARGET.seconds(decoding(1)) + k * 4e-5 for k in range(6)])
 
 
-def test_request_without_proposals_makes_the_step_varlen():
-    prices = price(latency(varlen=IN_PIECES), 32, verify=31)
-    assert prices.uniform_s[1:] == pytest.approx(prices.varlen_s[1:])
+def test_step_with_proposals_is_priced_as_varlen():
+    prices = price(latency(varlen=IN_PIECES), 32)
     assert prices.plain_s == pytest.approx(TARGET.seconds(decoding(32)))
-
-
-def test_fresh_prompts_make_a_uniform_step_varlen_as_often():
-    prices = price(latency(varlen=IN_PIECES), 32, fresh_prompts=0.25)
-    assert prices.uniform_s == pytest.approx(price(latency(), 32).uniform_s + 0.25 * 0.004)
-    assert prices.varlen_s[1:] == pytest.approx(price(latency(), 32).varlen_s[1:] + 0.004)
-    assert prices.plain_s == prices.uniform_s[0] == prices.varlen_s[0]
-
-
-@pytest.mark.parametrize(("fresh", "two_or_more"), [(0.0, 0.0), (0.5, 0.5 - 0.5 * math.log(2)), (1.0, 1.0)])
-def test_lambda_leaves_out_a_steps_first_fresh_prompt(fresh, two_or_more):
-    prices = price(latency(varlen=IN_PIECES), 32, fresh_prompts=fresh)
-    assert 32 / prices.rate == pytest.approx(TARGET.seconds(decoding(32)) + two_or_more * 0.004)
+    assert prices.target_s[1:] == pytest.approx(price(latency(), 32).target_s[1:] + 0.004)
+    assert prices.rate == pytest.approx(32 / TARGET.seconds(decoding(32)))
 
 
 def test_slow_device_corrects_target_and_draft_separately():
@@ -145,6 +139,28 @@ def test_very_slow_draft_is_believed_after_eight_steps():
     assert price(times, 8).plain_s == pytest.approx(plain_s)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "warm_up_s"), [(500, 2.0), (8192, 0.0), (8192, 10.0)], ids=["warm-up", "long prompt", "both"]
+)
+def test_first_pass_does_not_spoil_what_is_learned_after_it(prompt, warm_up_s):
+    """Bug: without a profile the first pass gave the only guess. After a slow one, or a long prompt, prices were wrong
+    by half and more for a thousand steps."""
+    times, rng = StepTimes(None, Settings((EAGLE,), 5, 16)), np.random.default_rng(0)
+    first = Shape(0.0, float(prompt), 1.0, 0.0, float(prompt))
+    learn(times, first, TARGET.seconds(first) + warm_up_s)
+    for _ in range(200):
+        shape = decoding(int(rng.integers(1, 17)))
+        learn(times, shape, TARGET.seconds(shape) * rng.lognormal(sigma=0.03))
+    assert price(times, 8).plain_s == pytest.approx(TARGET.seconds(decoding(8)), rel=0.1)
+    assert np.diff(price(times, 8).target_s[1:9]) == pytest.approx(4e-5, abs=8e-5)
+
+
+def learn(times: StepTimes, shape: Shape, seconds: float) -> None:
+    run = TargetRun(ROWS[ExecutionMode.VARLEN], shape, 0, seconds)
+    times.learn(run)
+    observe_times(times.costs, times.beliefs, run, drafting(8, 3, math.nan))
+
+
 def test_unprofiled_drafter_costs_a_share_of_the_target():
     assert 0 < draft_s(latency(drafters=False), 8, 1) < TARGET.seconds(decoding(8))
 
@@ -157,7 +173,7 @@ def test_self_drafting_passes_cost_a_step_of_their_requests():
     )
     for requests in (4, 64):
         context = np.full(requests, 8000)
-        seconds_of_all = asking_s(times.costs, context)[0].sum() + draft_columns(times.costs, context, 0.0, 1)[1][0, 0]
+        seconds_of_all = use_s(times.costs, context)[0].sum() + draft_columns(times.costs, context, 0.0, 1)[1][0, 0]
         shape = Shape(512.0 * requests, requests, requests, 0.512 * requests)
         assert seconds_of_all == pytest.approx(TARGET.seconds(shape), rel=0.02)
 
@@ -169,7 +185,7 @@ def test_draft_model_with_a_window_is_priced_by_its_window():
     small = Drafter("small", passes=True, needs_kv=True, kv_budget=512)
     times = StepTimes(known, Settings((small,), 4, 128))
     context = np.array([100, 400, 8000, 32_000])
-    assert not asking_s(times.costs, context).size
+    assert not use_s(times.costs, context).size
     first_s, pass_s, token_s = draft_columns(times.costs, context, 0.0, 1)
     assert pass_s[0, 0] == pytest.approx(1e-3 + 4e-5 + 1e-6 * (100 + 400 + 512 + 512))
     assert first_s[0] == pytest.approx(pass_s[0, 0])

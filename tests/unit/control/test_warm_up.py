@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba.core.registry import CPUDispatcher
 from outrider_runtime import control
-from outrider_runtime.control.cost.model import DrafterCost, StepCost
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.step_times import DrafterCost, StepCost
 from outrider_runtime.control.warm_up import DRAFTERS, compile_all
 
 from tests.unit.control.engine import Engine, World, controller, linear, profile

@@ -73,6 +73,7 @@ def state() -> RuntimeState:
         ),
         choice=ChoiceState(drafter="eagle", draft_tokens=2.5, reason="Pays", has_disabled_drafts=True, running=3),
         steps=10, speculative_steps=5, output_tokens=100, busy_s=9.5, proposed_tokens=50,
+        batch_squared=14, batch_accepted=9, batch_busy_s=2.5, prompt_busy_s=0.75,
         draft_length_steps=[5, 3, 2], dropped_steps=1, loop_failures=1, decision_s=0.5, caught_up_tokens=7,
         catch_up_s=0.25,
         drafters=[

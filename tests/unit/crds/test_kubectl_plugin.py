@@ -102,12 +102,28 @@ def test_drafts_profile_and_demand_are_tables(
     assert "not known" in _screen(capsys, "demand", "chat")
 
 
+def test_adapters_that_a_pod_lacks_are_named(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`status` has a line of them, `adapters` a row of each with what went wrong."""
+    assert "\nadapters " not in _screen(capsys, "status", "chat")
+    service.services["chat"]["status"]["adapters"] = [
+        {"name": "support", "loaded": True, "pods": "1/1", "acceptanceRate": "0.5", "requests": 7},
+        {"name": "legal", "pods": "0/1", "reason": "rank 32"},
+    ]
+    _write_kubectl(tmp_path, service)
+    assert "1 of 2 loaded; not legal (0/1)" in _screen(capsys, "status", "chat")
+    rows = _screen(capsys, "adapters", "chat").splitlines()
+    assert "50%" in rows[1]
+    assert rows[2].split() == ["legal", "0/1", "0", "rank", "32"]
+
+
 def test_service_without_a_status_has_screens(
     service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del service.services["chat"]["status"]
     _write_kubectl(tmp_path, service)
-    for command in ("status", "why", "drafts", "profile", "demand"):
+    for command in ("status", "why", "drafts", "adapters", "profile", "demand"):
         assert _screen(capsys, command, "chat").strip()
 
 

@@ -175,6 +175,27 @@ def test_a_draft_model_with_fewer_positions_than_a_request_may_take_is_named_wit
     assert "maxModelLen" in reason
 
 
+@pytest.mark.parametrize(
+    ("update", "evidence"),
+    [
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention"),
+        ({"layer_types": ["conv", "full_attention"]}, "layer_types: conv"),
+        ({"text_config": {"layer_types": ["linear_attention"]}}, "layer_types: linear_attention"),
+        ({"architectures": ["Mamba2ForCausalLM"], "state_size": 128}, "state_size"),
+        ({"architectures": ["JambaForCausalLM"], "mamba_d_state": 16}, "mamba_d_state"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "state_size": None}, ""),
+    ],
+    ids=str,
+)
+def test_draft_model_that_keeps_a_state_is_refused(folder: Any, update: dict[str, Any], evidence: str) -> None:
+    """Bug: it was hosted, and its state kept the tokens that the target had rejected; the page alone warned of it."""
+    reason = dropped(folder("target", LLAMA), draft_model(folder("small", {**LLAMA, **update})))
+    assert bool(reason) == bool(evidence)
+    if evidence:
+        assert f"keep a state ({evidence})" in reason
+        assert "use a draft model whose layers all attend" in reason
+
+
 def test_limits_of_an_overridden_config_are_left_to_the_engine(folder: Any) -> None:
     """`--hf-overrides={"max_position_embeddings": 1024}` makes a request longer or shorter than config.json says."""
     target = folder("target", {**LLAMA, "max_position_embeddings": 8192})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_heads import acceptance, main
-from outrider_runtime.control.data.forest import trials
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from compare_heads import acceptance, main, table_head, table_row
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose, trials
 
 from tests.unit.control import columns
 
@@ -34,6 +34,16 @@ def test_a_position_is_tried_only_where_those_before_it_were_accepted():
 
 def test_a_position_that_was_never_reached_is_no_division_by_zero():
     assert acceptance([outcome(2, 0)], 2) == [0.0, 0.0]
+
+
+def test_heads_of_both_kinds_are_rows_of_one_table(tmp_path: Path):
+    """A step with acceptance 0.5, 0.5 gives 1 + 0.5 + 0.25 tokens."""
+    for name, architecture in (("spark", "Qwen3DSparkModel"), ("head", "LlamaForCausalLMEagle3")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    assert table_row(tmp_path / "spark", [0.5, 0.5]) == f"| {tmp_path}/spark | DSpark | 0.500, 0.500 | 1.75 |"
+    assert table_row(tmp_path / "head", [0.25]) == f"| {tmp_path}/head | EAGLE-3 | 0.250 | 1.25 |"
+    assert [line.count("|") for line in table_head(2).splitlines()] == [5, 5]
 
 
 def test_a_folder_that_is_no_head_is_named_before_an_engine_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from outrider_crds.runtime_config import CanaryConfig, config_hash
 from outrider_crds.runtime_state import ArmState, CanaryState
 from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
-from outrider_runtime.control.arms.arm_prices import Credits
-from outrider_runtime.control.data.batch import CANDIDATE, NO_ARM, NO_DRAFTER, STABLE, Batch
-from outrider_runtime.control.data.plans import DraftPlan, Outcome
+from outrider_runtime.control.arm_prices import Credits
+from outrider_runtime.control.batch import CANDIDATE, NO_ARM, NO_DRAFTER, STABLE, Batch
+from outrider_runtime.control.plans import DraftPlan, Outcome
 from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
 from outrider_runtime.loop.steps import FinishedStep

@@ -53,8 +53,12 @@ def test_tokens_without_confidence_are_calibrated_by_depth() -> None:
 
 
 def test_confidence_that_misleads_never_turns_the_order_around() -> None:
-    """A slope below 0 would verify what a drafter is unsure of first."""
-    assert trained(10 * REFIT_STEPS, slope=-1.0).current.slopes[1] >= 0
+    """A slope below 0 would verify what a drafter is unsure of first. Bug: a refit that led below 0 was left out, and
+    the start value stayed; the intercepts could not make up for it."""
+    calibrator = trained(10 * REFIT_STEPS, slope=-1.0)
+    assert calibrator.current.slopes[1] == 0
+    confidence = np.array([-4.0, 0.0, 4.0])
+    assert np.ptp(calibrator.acceptance(np.ones(3, int), np.zeros(3, int), confidence)) == 0
 
 
 def test_extreme_confidences_stay_finite() -> None:
@@ -62,6 +66,19 @@ def test_extreme_confidences_stay_finite() -> None:
         calibrator = trained(3 * REFIT_STEPS, confidence=confidence)
         assert np.isfinite(calibrator.current.slopes).all()
         assert np.isfinite(calibrator.current.intercepts).all()
+
+
+def test_trials_that_change_their_mind_are_followed_again() -> None:
+    """Bug: tokens that were accepted after long refusal weighed nothing, and one refit moved an intercept from -21 to
+    5101. Nothing moved it back, so the device ranked by nonsense until the pod ended."""
+    calibrator, confidence = Calibrator(1, 1), np.full(4, 4.0)
+    forest = columns.proposals([1] * 4, drafter=0, drafters=1, confidence=confidence)
+    for accepted in (False, True, False):
+        for _ in range(30 * REFIT_STEPS):
+            calibrator.observe(forest, np.ones(4, bool), np.full(4, accepted))
+        chance = calibrator.acceptance(np.zeros(1, int), np.zeros(1, int), confidence[:1])[0]
+        assert chance == pytest.approx(float(accepted), abs=0.02)
+        assert np.abs(calibrator.current.intercepts).max() < 30
 
 
 def test_an_int8_is_an_eighth_and_one_value_says_nothing() -> None:

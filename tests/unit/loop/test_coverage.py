@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import Bools
+from outrider_runtime.control.batch import Bools
 from outrider_runtime.loop.coverage import NOT_KEPT, BlockIds, DraftCoverage, ScheduledStep
 
 BLOCK = 4

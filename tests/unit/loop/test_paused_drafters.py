@@ -7,7 +7,7 @@ from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculationMode
 from outrider_runtime.loop.control_loop import ControlLoop
 
-from tests.engine.engines import TARGET, draft_model, eagle, hot_config, lookup
+from tests.engine.engines import TARGET, block, draft_model, eagle, hot_config, lookup, mtp
 from tests.unit.loop.pods import control_loop, stepper
 from tests.unit.loop.test_stepper import RUNNING, Engine, blocks
 
@@ -19,8 +19,9 @@ def static(*paused: str) -> HotConfig:
     return hot_config(SpeculationMode.STATIC).model_copy(update={"paused_drafters": list(paused) or None})
 
 
-def proposing(loop: ControlLoop, engine: Engine, hot: HotConfig | None = None) -> set[str]:
-    """Return the drafters that propose in the next steps of two requests."""
+def proposing(loop: ControlLoop, engine: Engine, hot: HotConfig | None = None, least: int = 0) -> set[str]:
+    """Return the drafters that run in the next steps of two requests. least: draft length; 0: a drafter that is fed
+    runs, too."""
     if hot is not None:
         loop.configure(hot)
     names, seen = list(loop.numbers), set[str]()
@@ -29,7 +30,7 @@ def proposing(loop: ControlLoop, engine: Engine, hot: HotConfig | None = None) -
     while engine.running or engine.waiting:
         engine.step()
         for flight in engine.flights:
-            seen |= {names[number] for number in np.flatnonzero(flight.order.passes >= 0)}
+            seen |= {names[number] for number in np.flatnonzero(flight.order.passes >= least)}
     return seen
 
 
@@ -51,6 +52,18 @@ def test_paused_drafter_is_replaced_by_the_next_one() -> None:
     assert proposing(loop, engine, static("eagle", "draft", "pld")) == set()
     assert proposing(loop, engine, static("draft")) == {"eagle"}
     assert not reason(loop, "eagle")
+
+
+def test_paused_block_drafter_and_mtp_give_way_and_return() -> None:
+    """A paused block drafter is not even fed, though it is in every other step."""
+    pool = (block(TARGET), mtp(), lookup())
+    loop = control_loop(pool, max_requests=RUNNING, clock=lambda: 0.0)
+    engine = Engine(stepper(loop, block_ids=blocks), 1, np.random.default_rng(0))
+    assert proposing(loop, engine, static(), least=1) == {"flash"}
+    assert proposing(loop, engine, static("flash"), least=1) == {"mtp"}
+    assert "flash" not in proposing(loop, engine)
+    assert proposing(loop, engine, static("flash", "mtp"), least=1) == {"pld"}
+    assert proposing(loop, engine, static("mtp"), least=1) == {"flash"}
 
 
 def test_a_name_that_the_pool_does_not_have_changes_nothing() -> None:

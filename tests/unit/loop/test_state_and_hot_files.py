@@ -12,7 +12,7 @@ from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileK
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.runtime_state import ProfileSource, RuntimeState
 from outrider_crds.spec import SpeculationMode
-from outrider_runtime.control.cost import model as control
+from outrider_runtime.control import step_times as control
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.drafter_availability import FIRST_SUSPENSION_S

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import VerifyPlan
+from outrider_runtime.control.batch import NO_DRAFTER, Batch
+from outrider_runtime.control.plans import Forest, VerifyPlan
 from outrider_runtime.loop.pod_state import choice
 from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.data.batch import NO_DRAFTER
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.pending_proposals import no_proposals

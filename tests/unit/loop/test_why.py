@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from outrider_runtime.control.data.batch import NO_DRAFTER
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.why import Decisions, decision_sentence
 
@@ -23,8 +23,8 @@ def plan(passes: list[int], drafter_order: list[list[int]], purpose: Purpose = P
 def test_decision_is_described_with_what_it_weighed() -> None:
     said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NO_DRAFTER, NO_DRAFTER]]), WEIGHED)
     assert said == (
-        "2 requests: k = 0; a verified token costs 41 us, or 0.09 tokens at 2.1 tok/ms; a request's first one brings: "
-        "eagle 0.30 tokens after 900 us of drafting, pld 0.12 tokens after 20 us of drafting"
+        "2 requests: k = 0; a verified token costs 41 us, or 0.09 tokens (lambda is 2100 tok/s); a request's first "
+        "proposal is expected to bring: eagle 0.30 tokens for 900 us of drafting, pld 0.12 tokens for 20 us of drafting"
     )
 
 
@@ -34,7 +34,7 @@ def test_unknown_token_cost_is_not_printed_as_zero() -> None:
         ["pld"], columns.batch(2, 2), plan([0], [[NO_DRAFTER]]), Weighed(0.0, 300.0, (0.3,), (2e-5,))
     )
     assert said.startswith(
-        "2 requests: k = 0; a verified token costs too little to tell from the steps so far, at 0.3 tok/ms; a request's"
+        "2 requests: k = 0; a verified token costs too little to tell yet (lambda is 300 tok/s); a request's first"
     )
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_operator.cluster_model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SERVICE_LABEL, SERVING
+from outrider_operator.cluster_model import (
+    COMPONENT_LABEL,
+    GROUPS_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    SERVICE_LABEL,
+    SERVING,
+)
 
 OWNER = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "name": "chat", "uid": "chat-uid"}
 
@@ -21,7 +28,8 @@ def labels(service: str | None = "chat", component: str = SERVING) -> dict[str, 
 
 
 def owned_by(kind: str, uid: str) -> list[dict[str, Any]]:
-    group = "apps/v1" if kind in ("Deployment", "ReplicaSet") else "batch/v1"
+    groups = {"Job": "batch/v1", "Pod": "v1", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}
+    group = groups.get(kind, "apps/v1")
     return [{"apiVersion": group, "kind": kind, "name": uid, "uid": uid, "controller": True}]
 
 
@@ -35,6 +43,14 @@ def replica_set(service: str = "chat", version: int = 1) -> dict[str, Any]:
         "labels": labels(service),
         "ownerReferences": owned_by("Deployment", f"{service}-deployment"),
     }
+    return result
+
+
+def stateful_set(name: str = "chat-nodes", owner: str = "LeaderWorkerSet", version: int = 1) -> dict[str, Any]:
+    """A StatefulSet of a LeaderWorkerSet, without a label of ours: it makes leaders, or the workers of one."""
+    by = "chat-nodes" if owner == "LeaderWorkerSet" else name
+    result = document(name, version, uid=f"{name}-{owner}", spec={"replicas": 1})
+    result["metadata"] |= {"labels": {GROUPS_LABEL: "chat-nodes"}, "ownerReferences": owned_by(owner, by)}
     return result
 
 

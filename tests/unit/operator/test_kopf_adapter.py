@@ -69,6 +69,7 @@ class ApiServer:
         return response
 
 
+@pytest.mark.slow
 async def test_no_error_of_a_watch_ends_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator ended for all services when etcd lost its leader, and when one namespace lost its Role."""
     api_server = ApiServer()

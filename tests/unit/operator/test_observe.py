@@ -19,6 +19,8 @@ from outrider_operator.kinds import (
     EVENT,
     INFERENCE_POOL,
     JOB,
+    KUBERNETES_SERVICE,
+    LEADER_WORKER_SET,
     NETWORK_POLICY,
     POD,
     REPLICA_SET,
@@ -52,7 +54,7 @@ class Api:
         return stored if stored is not None and (kind, name) == (CONFIG_MAP, name_of(stored)) else None
 
     async def serves(self, kind: ResourceKind) -> bool:
-        return kind == INFERENCE_POOL
+        return kind in (INFERENCE_POOL, LEADER_WORKER_SET)
 
     async def some(self, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del fields
@@ -171,10 +173,10 @@ async def test_pool_is_looked_for_until_none_is_left(reason: str, is_looked_for:
     assert ("InferencePool chat" in api.asked) is is_looked_for
 
 
-def _observer(api: Api, cache: ObjectCache) -> Observer:
+def _observer(api: Api, cache: ObjectCache, trusted: tuple[str, ...] = ("platform", "ns")) -> Observer:
     pods = ServingPods(cache)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
-    settings = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=("platform", "ns"))
+    settings = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=trusted)
     return Observer(cast(KubernetesApi, api), cache, pods, measurements, settings, watch_nodes=True)
 
 
@@ -267,6 +269,19 @@ async def test_events_of_a_pod_without_a_node_are_read() -> None:
     assert observed.warnings == {}
 
 
+async def test_a_service_with_the_name_of_the_groups_is_read() -> None:
+    """It has no label of Outrider's, or another service's, so nothing else brings it."""
+    api, service = Api(), _service()
+    service["spec"]["engine"] = {"nodes": 2, "tensorParallelSize": 2}
+    cache = ObjectCache()
+    cache.seen(KUBERNETES_SERVICE, document("chat-nodes", 1))
+    observed = await _observer(api, cache).observe(service, ())
+    assert "LeaderWorkerSet chat-nodes" in api.asked
+    assert observed.children["Service", "chat-nodes"]["metadata"]["name"] == "chat-nodes"
+    await _observer(api, ObjectCache()).observe(service, ())
+    assert "Service chat-nodes" in api.asked
+
+
 async def test_shared_profiles_are_those_of_the_operators_namespace() -> None:
     """A tenant's ConfigMap with their name and labels would have set every other tenant's step times."""
     cache = ObjectCache()
@@ -301,3 +316,28 @@ async def test_only_the_platforms_jobs_are_awaited(
     cache.seen(JOB, job)
     observed = await _observer(Api(), cache).observe(_service(), ())
     assert observed.measured_elsewhere == (frozenset({"outrider-profile-a"}) if is_awaited else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("own_age_s", "other", "is_awaited"),
+    [
+        (60, "aa-platform", True),
+        (60, "platform", False),
+        (90, "aa-platform", False),
+        (30, "platform", True),
+        (905, "platform", False),
+    ],
+)
+async def test_of_two_platforms_jobs_the_first_measures(own_age_s: float, other: str, is_awaited: bool) -> None:
+    """Both waited for each other, or neither did. Of Jobs of one second, the namespace's name decides.
+
+    A Job that had waited for 15 minutes lost its place: two namespaces deleted each other's pending Jobs in turn.
+    """
+    cache, at = ObjectCache(), time.time() // 1
+    for namespace, age_s in (("ns", own_age_s), (other, 60)):
+        job = document("outrider-profile-a", 1, namespace, uid=namespace)
+        created = datetime.fromtimestamp(at - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        job["metadata"] |= {"labels": document_labels(None, PROFILING), "creationTimestamp": created}
+        cache.seen(JOB, job)
+    observed = await _observer(Api(), cache, ("ns", other)).observe(_service(), ())
+    assert bool(observed.measured_elsewhere) is is_awaited

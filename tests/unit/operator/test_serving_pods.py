@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster_model import SERVING, WORKER
 from outrider_operator.decide.ownership import selector
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, STATEFUL_SET
 from outrider_operator.serving_pods import ServingPods
+from outrider_operator.validation.reading import name_of
 from outrider_operator.work_queue import Key
 
-from tests.unit.operator.documents import deployment, document, labels, owned_by, pod, replica_set
+from tests.unit.operator.documents import deployment, document, labels, owned_by, pod, replica_set, stateful_set
 
 CHAT = Key("ns", "chat")
 
@@ -95,3 +99,30 @@ def test_pods_of_a_draft_canary_count_and_those_of_no_other_deployment(cache: Ob
         cache.seen(REPLICA_SET, owned)
         cache.seen(POD, pod(f"{name}-0", owner=f"{name}-rs"))
     assert [serving.name for serving in pods.of(CHAT)] == ["chat-canary-0"]
+
+
+def in_group(name: str, owner: str, component: str = SERVING) -> dict[str, Any]:
+    """A pod of a group, as its StatefulSet makes it."""
+    made = pod(name, owner=None)
+    made["metadata"] |= {"labels": labels("chat", component), "ownerReferences": owned_by("StatefulSet", owner)}
+    return made
+
+
+def test_leaders_of_groups_serve_and_their_workers_do_not(cache: ObjectCache, pods: ServingPods) -> None:
+    cache.seen(STATEFUL_SET, stateful_set())
+    cache.seen(STATEFUL_SET, stateful_set("chat-nodes-0", owner="Pod"))
+    cache.seen(POD, in_group("chat-nodes-0", "chat-nodes-LeaderWorkerSet"))
+    cache.seen(POD, in_group("chat-nodes-0-1", "chat-nodes-0-Pod", WORKER))
+    assert [made.name for made in pods.of(CHAT)] == ["chat-nodes-0"]
+    assert [name_of(worker) for worker in pods.workers(CHAT)] == ["chat-nodes-0-1"]
+
+
+def test_pods_of_a_stateful_set_made_by_hand_do_not_count(cache: ObjectCache, pods: ServingPods) -> None:
+    """Any tenant may write its name and labels. Only the LeaderWorkerSet's controller makes one that it owns."""
+    by_hand = stateful_set()
+    by_hand["metadata"]["ownerReferences"] = []
+    cache.seen(STATEFUL_SET, by_hand)
+    cache.seen(POD, in_group("chat-nodes-0", "chat-nodes-LeaderWorkerSet"))
+    cache.seen(POD, in_group("chat-nodes-0-1", "chat-nodes-0-Pod", WORKER))
+    assert pods.of(CHAT) == ()
+    assert pods.workers(CHAT) == ()

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from outrider_runtime.control.cost.model import DrafterCost, Shape, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.control.step_times import DrafterCost, Shape, StepCost
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.grid import EngineLimits, GridPoint, StepPace
 from outrider_runtime.profiler.host_protocol import Ready, VisitOrder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import Shape
 from outrider_runtime.profiler import core_speed
 from outrider_runtime.profiler.core_speed import CoreSpeed
 from outrider_runtime.profiler.step_samples import MeasuredStep

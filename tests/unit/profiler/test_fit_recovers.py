@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost.model import DrafterCost, Shape, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.control.step_times import DrafterCost, Shape, StepCost
 from outrider_runtime.profiler import session
 from outrider_runtime.profiler.documents import check_quiet, drafter_profile, fit_drafter, fit_target, held_out_percent
 from outrider_runtime.profiler.failures import ProfilingError

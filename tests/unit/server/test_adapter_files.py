@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,9 +16,11 @@ import pytest
 from outrider_crds.spec import AdapterFolder, AdapterSource, AdapterVolume, HostPathSource, Lora
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
 
+from tests.engine.bucket_server import bucket
 from tests.unit.server.test_prefetch_program import ModelHub
 
 GOOD = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}
+WEIGHTS = "adapter_model.safetensors"
 SOURCE = AdapterSource(folder=AdapterFolder(path="team/support"))
 
 
@@ -76,15 +79,15 @@ def test_a_folder_that_is_missing_is_named_as_in_the_manifest(files: AdapterFile
 
 
 ASK = """
-import sys
+import json, sys
 from pathlib import Path
-from outrider_crds.spec import AdapterRepository, AdapterSource, Lora
+from outrider_crds.spec import AdapterSource, Lora
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
 
 files = AdapterFiles(Lora(), mounted=True, copies=Path(sys.argv[1]))
-for repository in ("org/model", "org/absent"):
+for text in sys.argv[2:]:
     try:
-        source = AdapterSource(hub=AdapterRepository(repository=repository))
+        source = AdapterSource.model_validate_json(text)
         print(sorted(file.name for file in files.copy(source).iterdir()))
     except UnusableAdapterError as error:
         print(str(error))
@@ -102,12 +105,54 @@ def test_an_adapter_is_downloaded_from_the_hub(tmp_path: Path) -> None:
     hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HUB_OFFLINE": "0"}
     environment = {**os.environ, **hub, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     try:
-        command = [sys.executable, "-c", ASK, str(copies)]
-        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        sources = [{"hub": {"repository": name}} for name in ("org/model", "org/absent")]
+        copied, absent = _answers(copies, environment, *sources)
     finally:
         server.shutdown()
         server.server_close()
-    copied, absent = said.splitlines()
     assert copied == "['adapter_config.json', 'adapter_model.safetensors']"
     assert absent.startswith("org/absent cannot be had from the hub: ")
     assert not list(cache.rglob("optimizer.pt"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("runai_model_streamer_s3") is None,
+    reason="runai-model-streamer[s3] is not installed; its boto3 wants an older python-dateutil than the tests'",
+)
+def test_an_adapter_is_downloaded_from_a_bucket(tmp_path: Path) -> None:
+    """The two files that an engine reads, and no others. A folder that is absent is a sentence, and leaves nothing.
+
+    Checkpoints below the folder were downloaded, too; an adapter with the bucket to itself was not found; and the
+    weights of an adapter with too high a rank were downloaded before its config was read.
+    """
+    good, large, copies = tmp_path / "good", tmp_path / "large", tmp_path / "copies"
+    copies.mkdir()
+    for folder, config in ((good, GOOD), (large, {**GOOD, "r": 64})):
+        folder.mkdir()
+        for name, text in (("adapter_config.json", json.dumps(config)), (WEIGHTS, "w"), ("x.pt", "x")):
+            (folder / name).write_text(text)
+    folders = {"": good, "team/[v2]": good, "team/[v2]/checkpoint-5": good, "team/large": large}
+    with bucket(folders, tmp_path, "adapters") as served:
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": served.url,
+            "AWS_ACCESS_KEY_ID": "reader",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CA_BUNDLE": str(served.authority),
+            "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0",
+        }
+        uris = [f"s3://adapters{path}" for path in ("/team/[v2]/", "", "/team/large", "/team/absent")]
+        below, whole, too_large, absent = _answers(copies, environment, *({"s3": {"uri": uri}} for uri in uris))
+    assert below == whole == "['adapter_config.json', 'adapter_model.safetensors']"
+    assert too_large.startswith("s3://adapters/team/large has rank 64")
+    assert absent == "there is no adapter_config.json in s3://adapters/team/absent"
+    read = ["team/[v2]/adapter_config.json", f"team/[v2]/{WEIGHTS}", "adapter_config.json", WEIGHTS]
+    assert [*dict.fromkeys(served.reads)] == [*read, "team/large/adapter_config.json"]
+    assert len(list(copies.iterdir())) == 2
+
+
+def _answers(copies: Path, environment: dict[str, str], *sources: Any) -> list[str]:
+    """What a process of that environment copies, or says, of each source."""
+    command = [sys.executable, "-c", ASK, str(copies), *map(json.dumps, sources)]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()

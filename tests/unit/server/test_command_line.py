@@ -167,6 +167,27 @@ def test_port_in_use_is_reported_before_the_model_loads(tmp_path: Path, capsys: 
     assert "70000 is not a port" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("engine", "host"), [("", " of 127.0.0.1"), ("engine: {nodes: 2, tensorParallelSize: 2}", "")])
+def test_ports_of_a_leader_are_open_to_its_workers(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    host: str,
+) -> None:
+    """`serve -f` over several nodes listened on the loopback alone: workers elsewhere never saw their leader."""
+    monkeypatch.setenv("LWS_LEADER_ADDRESS", "10.0.0.1")
+    monkeypatch.setenv("LWS_WORKER_INDEX", "0")
+    (tmp_path / "chat.yaml").write_text(f"{MANIFEST}  {engine}\n")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ["serve", "-f", str(tmp_path / "chat.yaml"), "--model-root", str(tmp_path), "--port", str(port)]
+        assert command.main(arguments) == 1
+    assert f"port {port}{host} is in use" in capsys.readouterr().err
+
+
 def test_ports_listen_on_every_address_in_a_pod() -> None:
     """Clusters are IPv4, IPv6 or both."""
     with listen("", 0, "--port") as listener:

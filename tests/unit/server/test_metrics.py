@@ -49,6 +49,10 @@ def _state() -> RuntimeState:
         speculative_steps=5,
         output_tokens=123,
         busy_s=1.25,
+        batch_squared=14,
+        batch_accepted=9,
+        batch_busy_s=2.5,
+        prompt_busy_s=0.75,
         proposed_tokens=30,
         draft_length_steps=[2, 5],
         drafters=[DrafterReport(name="head", loaded=True, request_steps=5, tried=9, verified=10, accepted=6)],
@@ -124,6 +128,10 @@ def test_scrape_has_the_numbers_of_the_state() -> None:
     samples = _scrape(_state())
     assert samples["outrider_output_tokens_total", ()] == 123
     assert samples["outrider_busy_seconds_total", ()] == 1.25
+    assert samples["outrider_batch_squared_total", ()] == 14
+    assert samples["outrider_batch_accepted_total", ()] == 9
+    assert samples["outrider_batch_busy_seconds_total", ()] == 2.5
+    assert samples["outrider_prompt_busy_seconds_total", ()] == 0.75
     assert samples["outrider_drafter_tried_total", (("drafter", "head"),)] == 9
     assert samples["outrider_drafter_accepted_total", (("drafter", "head"),)] == 6
     assert samples["outrider_draft_length_request_steps_total", (("draft_tokens", "1"),)] == 5

@@ -68,6 +68,7 @@ def flood() -> Iterator[list[socket.socket]]:
         connection.close()
 
 
+@pytest.mark.slow
 def test_probe_is_answered_under_a_flood_of_connections(serve: Serve, flood: list[socket.socket]) -> None:
     """A port scanner, or any pod of the cluster, must not get a serving pod restarted."""
     port, threads = serve(), threading.active_count()
@@ -78,6 +79,7 @@ def test_probe_is_answered_under_a_flood_of_connections(serve: Serve, flood: lis
     assert all(closed(connection) for connection in flood[:-MOST]), "the oldest made room"
 
 
+@pytest.mark.slow
 def test_client_that_floods_loses_its_own_connections(serve: Serve, flood: list[socket.socket]) -> None:
     """The kubelet, the operator and Prometheus come from other addresses."""
     port = serve()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.ports import free_port
@@ -28,6 +29,7 @@ sys.exit(main(sys.argv[1:]))
 """`outrider-runtime` with a model that loads for ever: on a busy machine one took seven minutes."""
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_server_that_loads_a_model(tmp_path: Path) -> None:
     """Bug: the event loop's end waited for the thread that loads, so `serve -f` ended minutes after SIGTERM."""
     manifest = tmp_path / "service.yaml"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from outrider_runtime.profiler.cost_fit import Fit, Sample, fit
 from outrider_runtime.simulate import load
+from outrider_runtime.simulate.replay import fitted_profile
 
 MANIFEST = """
 apiVersion: outrider.dev/v1alpha1
@@ -36,3 +40,18 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few requests at each rate, two rates."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 6)
     monkeypatch.setattr(load, "SHARES", (0.05, 0.2))
+
+
+@functools.cache
+def _fit_once(samples: tuple[Sample, ...], settings: tuple[tuple[str, object], ...]) -> Fit:
+    return fit(samples, **dict(settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def fits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal samples of a world are fitted once: each test of the command line would begin with the same fit."""
+
+    def kept(samples: Sequence[Sample], **settings: object) -> Fit:
+        return _fit_once(tuple(samples), tuple(settings.items()))
+
+    monkeypatch.setattr(fitted_profile, "fit", kept)

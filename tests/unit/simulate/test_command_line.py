@@ -36,6 +36,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.slow
 def test_one_command_gives_how_the_times_came_about_a_table_and_files(manifest, tmp_path, capsys):
     """It uses shipped worlds: no package has to be installed, and nothing is downloaded."""
     folder = tmp_path / "out"
@@ -52,6 +53,7 @@ def test_one_command_gives_how_the_times_came_about_a_table_and_files(manifest, 
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.slow
 def test_without_a_rate_there_are_several_and_where_speculation_stops_to_pay(manifest, capsys):
     out = said(capsys, "--manifest", manifest, "--system", "h100_sxm", "--output-tokens", "16", "--duration", "1s")
     assert out.count("outrider") == 2

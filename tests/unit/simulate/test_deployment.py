@@ -73,6 +73,7 @@ def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(service, m
     assert by_policy["outrider"].speedup > by_policy["poor, k = 3"].speedup
 
 
+@pytest.mark.slow
 def test_a_pool_of_every_kind_runs(service, monkeypatch):
     """A head, a draft model whose times ship, and prompt lookup."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
@@ -85,6 +86,7 @@ def test_a_pool_of_every_kind_runs(service, monkeypatch):
         assert row.attained[1] is None
 
 
+@pytest.mark.slow
 def test_under_overload_ours_lets_in_the_tight_class_first(service, monkeypatch):
     """Ours admits by deadline, like the runtime; plain decoding admits first come, first served."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outrider_runtime.control.batch import Batch
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DeviceOrder, VerifyPlan
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
+from outrider_runtime.control.plans import DeviceOrder, Forest, VerifyPlan
+from outrider_runtime.control.settings import Drafter, Settings
 from outrider_runtime.loop.confidences import UNKNOWN, Calibrator
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
@@ -24,7 +23,7 @@ from outrider_runtime.simulate.worlds import world as worlds
 
 POOL = (
     Drafter("eagle", passes=True, needs_hidden=True),
-    Drafter("lookup", confidence_edges=MATCH_EDGES),
+    Drafter("lookup"),
 )
 WORLD = worlds.load("llama-3.1-8b-h200")
 LIFTED = recordings.lifted(recordings.shipped(), 0.7, seed=0)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.forest import ROOT, Forest
-from outrider_runtime.control.data.plans import Purpose
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.plans import ROOT, Forest, Purpose
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH

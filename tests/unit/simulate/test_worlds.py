@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import Shape
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.replay.fitted_profile import fitted
 from outrider_runtime.simulate.worlds import compose

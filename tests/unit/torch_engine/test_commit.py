@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine.commit import AcceptedPath, FinishReason, JudgedTree, commit, verdicts, walk
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.tree import Tree, chain, merged

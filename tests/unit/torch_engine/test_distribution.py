@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine import rejection
 from outrider_runtime.torch_engine.commit import walk
 from outrider_runtime.torch_engine.drafting import DraftTask

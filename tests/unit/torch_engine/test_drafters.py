@@ -101,6 +101,7 @@ def test_draft_equal_to_target_is_always_accepted(models: Path) -> None:
     assert counts.accepted == counts.tried > 0
 
 
+@pytest.mark.slow
 def test_drafter_that_raises_is_suspended_and_answers_go_on(models: Path) -> None:
     plain = answers(make_harness(models / "target"), GREEDY)
     drafters: list[Any] = []

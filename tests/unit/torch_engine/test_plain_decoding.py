@@ -33,6 +33,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
     return answer
 
 
+@pytest.mark.slow
 def test_greedy_answers_equal_transformers(target: tuple[Path, PreTrainedModel]) -> None:
     """Seven requests, four at once, with prefill chunks in the same steps as decodes."""
     folder, model = target

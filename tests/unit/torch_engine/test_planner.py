@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.plans import DraftPlan
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.plans import DraftPlan
 from outrider_runtime.torch_engine.batch_scheduler import TARGET
 from outrider_runtime.torch_engine.kv_pool import Holder
 

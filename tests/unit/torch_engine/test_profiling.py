@@ -12,7 +12,7 @@ import torch
 import yaml
 from outrider_crds.profile import ProfilingResult
 from outrider_crds.spec import Accelerator, Backend, Engine, Profiling, ProfilingMode, SpeculativeServiceSpec
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines.torch_engine import ProfilerTorchEngine

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine import target_pass
 from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import given
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine.tree import NO_NODE, Tree, ancestors, chain, merged, nodes_of
 
 EAGLE, DRAFT, LOOKUP = range(3)

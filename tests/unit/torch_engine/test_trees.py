@@ -13,9 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from numba import typeof
-from outrider_runtime.control.data.batch import Batch
-from outrider_runtime.control.data.forest import ROOT, Forest
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.plans import ROOT, DraftPlan, Forest, Outcome, Purpose, VerifyPlan
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
-from outrider_runtime.control.data.batch import NO_DRAFTER
-from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.vllm_plugin.messages import IDLE, draft_order

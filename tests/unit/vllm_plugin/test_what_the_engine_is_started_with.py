@@ -239,6 +239,26 @@ def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_pa
     assert launch.noted_failures(plan) == {}
 
 
+@pytest.mark.parametrize("order", [("cause", "elsewhere"), ("elsewhere", "cause")])
+def test_the_rank_that_failed_knows_the_reason(
+    tmp_path: Path, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of one node write the same file. On a node without a failure the engine core knew of none, and ordered
+    proposals of a drafter that all ranks had left out."""
+    plan = plan_of(boot_config([lookup()]), HostedPool(hosted=(lookup(),)))
+    plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    for note in order:
+        if note == "cause":
+            launch.note_failure("pld", "no room")
+        else:
+            launch.note_failure_elsewhere("pld")
+    assert launch.noted_failures(plan) == {"pld": "no room"}
+    launch.prepare(plan, {})
+    launch.note_failure_elsewhere("pld")
+    assert "on another node" in launch.noted_failures(plan)["pld"]
+
+
 def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None:
     """vLLM checks some of a draft before any worker starts."""
     plan = plan_of(boot_config([eagle(HEAD)]), HostedPool(hosted=(eagle(HEAD),)))

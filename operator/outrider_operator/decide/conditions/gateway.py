@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import INFERENCE_POOL, KUBERNETES_SERVICE, ApiRefusal, PoolAccess, picker_name
+from outrider_operator.cluster_model import INFERENCE_POOL, KUBERNETES_SERVICE, ApiRefusal, KindAccess, picker_name
 from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.ownership import Children, Ownership, controller_name
@@ -18,16 +18,16 @@ _EXTENSION = "the Gateway API Inference Extension (inference.networking.k8s.io/v
 
 
 def pool_ready(
-    children: Children, spec: SpeculativeServiceSpec, access: PoolAccess, refusals: Iterable[ApiRefusal]
+    children: Children, spec: SpeculativeServiceSpec, access: KindAccess, refusals: Iterable[ApiRefusal]
 ) -> Verdict:
     """Condition InferencePoolReady."""
     refused = next((refusal for refusal in refusals if refusal.kind == INFERENCE_POOL and not refusal.is_stored), None)
     if not spec.gateway.inference_pool:
         return _not_requested(children, access, refused)
-    if access is PoolAccess.FORBIDDEN:
+    if access is KindAccess.FORBIDDEN:
         what = "This operator has no right to read InferencePools: install the chart of its own release."
         return false(ConditionReason.CHILD_REJECTED, what)
-    if access is PoolAccess.NOT_INSTALLED:
+    if access is KindAccess.NOT_INSTALLED:
         what = f"This cluster does not have {_EXTENSION}: install its CRDs, or remove gateway.inferencePool."
         return false(ConditionReason.NOT_INSTALLED, what)
     if refused is not None:
@@ -36,10 +36,10 @@ def pool_ready(
     return _made(children, spec)
 
 
-def _not_requested(children: Children, access: PoolAccess, refused: ApiRefusal | None) -> Verdict:
+def _not_requested(children: Children, access: KindAccess, refused: ApiRefusal | None) -> Verdict:
     """NotRequested ends the search for a pool, so it is said only when none of the service's own is left."""
     name = children.owner.name
-    if access is PoolAccess.FORBIDDEN:
+    if access is KindAccess.FORBIDDEN:
         what = f"gateway.inferencePool is false. InferencePool {name} may be left: this operator has no right to look."
         return unknown(ConditionReason.PENDING, what)
     if children.ownership(INFERENCE_POOL, name) not in (Ownership.OURS, Ownership.TERMINATING):

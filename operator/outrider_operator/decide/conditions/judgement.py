@@ -82,7 +82,7 @@ def _use(figures: WindowFigures, *, active: bool) -> Verdict:
     if share < (_STILL_USED_SHARE if active else USED_SHARE):
         return false(
             ConditionReason.NOT_WORTH_IT,
-            f"Plain decoding is faster at this load: {percent}% of requests' steps speculate, to see it change.",
+            f"Plain decoding is faster at this load; {percent}% of requests' steps still speculate, to see changes.",
         )
     used = f"{percent}% of requests' steps speculate; {_said(gain)}."
     return (

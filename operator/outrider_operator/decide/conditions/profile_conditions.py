@@ -117,6 +117,9 @@ def _waiting(inputs: ProfileInputs, profile: ProductProfile) -> Verdict:
             ConditionReason.PROFILING if _moves(inputs, profile) else ConditionReason.LEARNING,
             _job_sentence(inputs, profile),
         )
+    if inputs.desired.spec.engine.nodes > 1:
+        what = "a target over several nodes is not measured before it serves"
+        return false(ConditionReason.LEARNING, f"{product}: {what}; pods learn their step times online.")
     if inputs.desired.spec.profiling.mode is ProfilingMode.SKIP:
         return false(
             ConditionReason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online."

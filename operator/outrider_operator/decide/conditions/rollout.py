@@ -9,7 +9,7 @@ from outrider_crds.base import seconds
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.status import Condition, ConditionReason
 
-from outrider_operator.cluster_model import Object
+from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.conditions.canary import canary_progressing, canary_updated
 from outrider_operator.decide.conditions.downloads import models_progressing, models_updated
@@ -19,7 +19,7 @@ from outrider_operator.decide.model_download import Prefetch
 from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
 from outrider_operator.decide.revisions import Revision, revision_in
 from outrider_operator.decide.rollout_gate import is_held
-from outrider_operator.validation.reading import condition_of, cut, dig, integer, name_of, text, unix_seconds
+from outrider_operator.validation.reading import condition_of, cut, dig, integer, items, name_of, text, unix_seconds
 
 _MOST_NAMED = 4
 
@@ -145,23 +145,33 @@ def is_complete(rollout: RolloutView, revision: Revision) -> bool:
 
 def next_capacity_check_s(pods: Pods, unschedulable_s: float, revision: str) -> float | None:
     """Seconds until a pod of `revision` without a node has waited long enough for NoCapacity."""
-    waits = [since for pod in pods.living if revision_of(pod) == revision and (since := unschedulable_since(pod))]
+    waits = [since for pod in pods.with_workers if revision_of(pod) == revision and (since := unschedulable_since(pod))]
     remaining = [since + unschedulable_s - pods.at for since in waits]
     return min((seconds for seconds in remaining if seconds > 0), default=None)
 
 
 def next_deadline_check_s(rollout: RolloutView) -> float | None:
-    """Seconds until a rollout that the gate holds exceeds its deadline, which Kubernetes does not check."""
-    if not is_held(rollout.deployment):
+    """Seconds until a rollout exceeds its deadline, where Kubernetes does not check it."""
+    if _has_deadline(rollout.deployment):
         return None
-    remaining = _held_since(rollout) + seconds(rollout.desired.spec.rollout.progress_deadline) - rollout.pods.at
+    remaining = _progressed_at(rollout) + seconds(rollout.desired.spec.rollout.progress_deadline) - rollout.pods.at
     return remaining if remaining > 0 else None
 
 
-def _held_since(rollout: RolloutView) -> float:
-    """Unix time of the last progress that the Deployment's controller reported."""
-    since = unix_seconds(text(condition_of(rollout.deployment or {}, "Progressing"), "lastUpdateTime"))
-    return since if since is not None else rollout.pods.at
+def _has_deadline(workload: Object | None) -> bool:
+    """Does Kubernetes check the rollout's deadline? Not at a closed gate, and not of a LeaderWorkerSet."""
+    return workload is None or not (is_held(workload) or workload["kind"] == LEADER_WORKER_SET)
+
+
+def _progressed_at(rollout: RolloutView) -> float:
+    """Unix time of the last progress that the workload's controller reported, or of the last group that got ready."""
+    workload = rollout.deployment or {}
+    times = [text(condition_of(workload, "Progressing"), "lastUpdateTime")]
+    if workload.get("kind") == LEADER_WORKER_SET:
+        new = [pod for pod in rollout.pods.ready if revision_of(pod) == revision_in(workload)]
+        changes = (*items(workload, "status", "conditions"), *(condition_of(pod, "Ready") for pod in new))
+        times += [text(change, "lastTransitionTime") for change in changes]
+    return max((at for time in times if (at := unix_seconds(time)) is not None), default=rollout.pods.at)
 
 
 def _missing(rollout: RolloutView, revision: Revision) -> str:
@@ -221,14 +231,14 @@ def _said(condition: Condition | None) -> str:
 def is_node_awaited(pods: Pods, deadline_s: float, revision: str) -> bool:
     """True while an autoscaler may still add a node for a pod of `revision`. Its events must be polled: no watch
     delivers them."""
-    waits = [since for pod in pods.living if revision_of(pod) == revision and (since := unschedulable_since(pod))]
+    waits = [since for pod in pods.with_workers if revision_of(pod) == revision and (since := unschedulable_since(pod))]
     return any(pods.at - since < deadline_s for since in waits)
 
 
 def _unschedulable(rollout: RolloutView, revision: Revision, unschedulable_s: float) -> Object | None:
     """The first pod of `revision` without a node for `unschedulable_s`, for which no node is being added."""
     pods, is_late = rollout.pods, _is_past_deadline(rollout)
-    for pod in pods.living:
+    for pod in pods.with_workers:
         since = unschedulable_since(pod)
         if since is None or revision_of(pod) != revision.name or pods.at - since < unschedulable_s:
             continue
@@ -250,8 +260,8 @@ def _no_capacity(rollout: RolloutView, pod: Object) -> str:
 
 
 def _is_past_deadline(rollout: RolloutView) -> bool:
-    """Is the rollout past its deadline? At a closed gate the Deployment has none, so its last progress counts."""
-    if is_held(rollout.deployment) and next_deadline_check_s(rollout) is None:
+    """Is the rollout past its deadline? Where Kubernetes does not check it, its last progress counts."""
+    if not _has_deadline(rollout.deployment) and next_deadline_check_s(rollout) is None:
         return True
     return condition_of(rollout.deployment or {}, "Progressing").get("reason") == "ProgressDeadlineExceeded"
 

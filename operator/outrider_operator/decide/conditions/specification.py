@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import ApiRefusal, OperatorSettings
+from outrider_operator.cluster_model import ApiRefusal, Object, OperatorSettings
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.ownership import Children, controller_name
 from outrider_operator.decide.pod_spec.patch import patch_problems, writable_host_mount
@@ -37,8 +37,9 @@ def spec_problem(
     )
 
 
-def accepted(rewritten: Iterable[ApiRefusal]) -> Verdict:
-    """Verdict on a spec that is applied. It names the first object that admission changed, which is easy to miss."""
+def accepted(rewritten: Iterable[ApiRefusal], replica_rivals: Sequence[str]) -> Verdict:
+    """Verdict on a spec that is applied. It names the first object that admission changed, and writers that undo each
+    other's `spec.replicas`: both are easy to miss."""
     first = next(iter(rewritten), None)
     what = (
         f" {first.kind} {first.name} is changed by the cluster after Outrider sends it: {first.message}."
@@ -46,7 +47,12 @@ def accepted(rewritten: Iterable[ApiRefusal]) -> Verdict:
         else ""
     )
     why = " An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
-    return true(ConditionReason.ACCEPTED, cut(f"The spec is accepted.{what}{why if first else ''}", 2048))
+    contest = (
+        f" {' and '.join(replica_rivals)} set spec.replicas in turn, so pods come and go: leave it to one."
+        if replica_rivals
+        else ""
+    )
+    return true(ConditionReason.ACCEPTED, cut(f"The spec is accepted.{contest}{what}{why if first else ''}", 2048))
 
 
 def child_rejected(refusals: Iterable[ApiRefusal]) -> Verdict | None:
@@ -123,10 +129,13 @@ def _tokens(spec: SpeculativeServiceSpec) -> Verdict | None:
 
 def _conflict(children: Children, names: Iterable[tuple[str, str]]) -> Verdict | None:
     foreign = children.foreign(names)
-    if not foreign:
-        return None
-    kind, name = foreign[0]
-    owner = controller_name(children.documents[foreign[0]])
+    return name_conflict(foreign[0], children.documents[foreign[0]]) if foreign else None
+
+
+def name_conflict(key: tuple[str, str], document: Object) -> Verdict:
+    """Verdict on a spec that needs the (kind, name) `key`, which an object of another owner has."""
+    kind, name = key
+    owner = controller_name(document)
     whose = f"belongs to {owner}" if owner else "was not made by Outrider"
     return false(
         ConditionReason.NAME_CONFLICT,

@@ -40,6 +40,8 @@ class StatusInputs:
     """Does a Kubernetes Service select the pods?"""
     rewritten: tuple[ApiRefusal, ...]
     """Objects that admission changed when they were stored."""
+    replica_rivals: tuple[str, ...]
+    """Field managers that set spec.replicas in turn."""
     canary: CanaryRollout
     """Draft canary of the service."""
     pool: Verdict
@@ -56,7 +58,7 @@ def verdicts(inputs: StatusInputs, unschedulable_s: float) -> Verdicts:
     """Verdicts of all conditions. A pod without a node for `unschedulable_s` counts as NoCapacity."""
     spec, pods, behaviour = inputs.spec, inputs.rollout.pods, inputs.behaviour
     own = {
-        ConditionType.SPEC_VALID: inputs.rollout.refused or accepted(inputs.rewritten),
+        ConditionType.SPEC_VALID: inputs.rollout.refused or accepted(inputs.rewritten, inputs.replica_rivals),
         ConditionType.PROFILES_READY: profiles_ready(inputs.profile_inputs, inputs.profiles),
         ConditionType.AVAILABLE: available(pods, inputs.rollout.desired.replicas),
         ConditionType.UPDATED: updated(inputs.rollout, behaviour.states, inputs.unreachable),

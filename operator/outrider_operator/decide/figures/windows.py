@@ -34,7 +34,10 @@ RARE_WINDOWS = 5
 """Windows over which rare events count: probes, and trials of a drafter that does not pay, are 1% of the steps."""
 _RARE = {"probe", "drafter", "steps", "speculative_steps"}
 _NAMED = {"drafter", "class", "adapter"}
-_BY_REVISION = {"probe", "drafter", "steps", "speculative_steps", "request_steps", "busy_s"}
+_BY_REVISION = {
+    "probe", "drafter", "steps", "speculative_steps", "request_steps", "busy_s",
+    "batch_squared", "batch_accepted", "batch_busy_s", "prompt_busy_s",
+}  # fmt: skip
 """Counters of the pods of one revision only. The others are sums over all pods that serve."""
 _TOLERANCE = 0.1
 """Share by which a window may be too short: snapshots are not taken to the second."""
@@ -128,6 +131,10 @@ def counters(state: RuntimeState) -> dict[Counter, float]:
         ("output_tokens",): state.output_tokens,
         ("request_steps",): sum(state.draft_length_steps),
         ("busy_s",): state.busy_s,
+        ("batch_squared",): state.batch_squared,
+        ("batch_accepted",): state.batch_accepted,
+        ("batch_busy_s",): state.batch_busy_s,
+        ("prompt_busy_s",): state.prompt_busy_s,
         ("steps",): state.steps,
         ("speculative_steps",): state.speculative_steps,
         ("probe", "count"): state.speedup.probes,
@@ -170,6 +177,10 @@ def figures_of(
         drafters=_drafters(gained),
         drafters_long=_drafters(rare),
         busy_s=gained.get(("busy_s",), 0.0),
+        batch_squared=gained.get(("batch_squared",), 0.0),
+        batch_accepted=gained.get(("batch_accepted",), 0.0),
+        batch_busy_s=gained.get(("batch_busy_s",), 0.0),
+        prompt_busy_s=gained.get(("prompt_busy_s",), 0.0),
         busy_steps=gained.get(("steps",), 0.0),
         slo_classes={name: _slo_class(gained, name) for name in classes},
         adapters=_adapters(gained),

@@ -77,7 +77,14 @@ def environment(spec: SpeculativeServiceSpec) -> list[Object]:
     }
     fixed |= dict.fromkeys(CA_VARIABLES, CA_FILE) if spec.ca_bundle is not None else {}
     engine: list[Object] = [{"name": variable.name, "value": variable.value} for variable in spec.engine.env]
-    return variables_by_name([{"name": name, "value": value} for name, value in fixed.items()], _token(spec), engine)
+    ours = [{"name": name, "value": value} for name, value in fixed.items()]
+    return variables_by_name(ours, _address(spec), _token(spec), engine)
+
+
+def _address(spec: SpeculativeServiceSpec) -> list[Object]:
+    """The address by which the pods of a group find each other: vLLM would guess it from a route to the internet."""
+    own = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return [own] if spec.engine.nodes > 1 else []
 
 
 def variables_by_name(*groups: list[Object]) -> list[Object]:

@@ -16,10 +16,6 @@ NODE_HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def gpus(accelerator: Accelerator, tensor_parallel_size: int) -> int:
-    return 0 if accelerator.on_cpu else accelerator.count or tensor_parallel_size
-
-
 def scheduling(spec: SpeculativeServiceSpec, products: list[str], hostnames: Sequence[str] = ()) -> Object:
     """The fields of a pod spec that choose its node: the user's, plus node affinity to the products, if there are any.
 
@@ -37,7 +33,7 @@ def scheduling(spec: SpeculativeServiceSpec, products: list[str], hostnames: Seq
 def resources(spec: SpeculativeServiceSpec) -> Object:
     """The user's requests and limits, plus the GPUs in both: extended resources need equal values."""
     fields: Object = spec.pod_template.resources.wire() if spec.pod_template.resources else {}
-    count = gpus(spec.accelerator, spec.engine.tensor_parallel_size)
+    count = spec.gpus_per_pod
     if count and not claims_devices(spec):
         for block in ("limits", "requests"):
             fields[block] = {**fields.get(block, {}), spec.accelerator.resource_name: str(count)}
@@ -88,7 +84,7 @@ def fitting_nodes(
     accelerator = spec.accelerator
     own = {} if accelerator.on_cpu else {accelerator.product_label: product}
     labels = {**accelerator.node_selector, **mapping(spec.pod_template.others, "nodeSelector"), **own}
-    count = 0 if claims_devices(spec) else gpus(accelerator, spec.engine.tensor_parallel_size)
+    count = 0 if claims_devices(spec) else spec.gpus_per_pod
     tolerated = tuple(tolerations)
 
     @cache  # a cluster has few taints, on thousands of nodes

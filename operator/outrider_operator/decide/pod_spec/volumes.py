@@ -65,7 +65,8 @@ def adapter_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
     lora = spec.engine.lora
     if lora is None or lora.volume is None:
         return []
-    mounted = _model(ADAPTERS_MOUNT, ModelSource(pvc=lora.volume.pvc, host_path=lora.volume.host_path))
+    volume = ModelSource(pvc=lora.volume.pvc, host_path=lora.volume.host_path, oci=lora.volume.oci)
+    mounted = _model(ADAPTERS_MOUNT, volume)
     return [mounted] if mounted is not None else []
 
 

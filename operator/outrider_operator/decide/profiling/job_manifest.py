@@ -9,12 +9,11 @@ from outrider_crds.base import digest, seconds
 from outrider_crds.runtime_config import BootConfig, boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 
-from outrider_operator.cluster_model import JOB, PROFILING, Object, OperatorSettings, ServiceIdentity
-from outrider_operator.decide.ownership import labels, owner_reference
-from outrider_operator.decide.pod_spec.container import container, pod_fields
-from outrider_operator.decide.pod_spec.patch import patched
+from outrider_operator.cluster_model import PROFILING, Object, OperatorSettings, ServiceIdentity
+from outrider_operator.decide.ownership import owner_reference
+from outrider_operator.decide.pod_spec.job import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import scheduling
-from outrider_operator.decide.pod_spec.volumes import model_volumes, profile_name, scratch_volumes
+from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, annotations_of
 from outrider_operator.validation.results import PROFILER
 
@@ -37,38 +36,18 @@ def job_manifest(
 
     Its pod runs on one of `hostnames`; without any, on every node that fits.
     """
-    # Job and pod have the user's labels too, which queues, meshes and policies select by.
-    metadata_labels = {**spec.pod_template.labels, **labels(owner.name, PROFILING)}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": JOB,
-        "metadata": {
-            "name": profile_name(request.keys.target),
-            "namespace": owner.namespace,
-            "labels": metadata_labels,
-            "annotations": {
-                **spec.pod_template.annotations,
-                **annotations_of(request),
-                NODES_ANNOTATION: nodes_mark(hostnames),
-            },
-            # No owner is the controller: each service that needs the measurement adds itself.
-            "ownerReferences": [owner_reference(owner, controller=False)],
+    metadata = {
+        "name": profile_name(request.keys.target),
+        "annotations": {
+            **spec.pod_template.annotations,
+            **annotations_of(request),
+            NODES_ANNOTATION: nodes_mark(hostnames),
         },
-        "spec": {
-            "backoffLimit": 0,
-            "completions": 1,
-            "parallelism": 1,
-            "podFailurePolicy": {
-                "rules": [
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                ]
-            },
-            "template": {
-                "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
-                "spec": _pod(spec, settings, image, request, _config(owner, spec, image), hostnames),
-            },
-        },
+        # No owner is the controller: each service that needs the measurement adds itself.
+        "ownerReferences": [owner_reference(owner, controller=False)],
     }
+    pod = _pod(spec, settings, image, request, _config(owner, spec, image), hostnames)
+    return job_document(owner, spec, PROFILING, metadata, pod)
 
 
 def _config(owner: ServiceIdentity, spec: SpeculativeServiceSpec, image: str) -> BootConfig:
@@ -95,25 +74,16 @@ def _pod(
     config: BootConfig,
     hostnames: tuple[str, ...],
 ) -> Object:
-    volumes = [*model_volumes(spec), *scratch_volumes()]
-    profiler = {
-        **container(spec, settings, PROFILER, image, volumes),
-        "command": ["outrider-profile"],
-        "args": _arguments(spec, request, config),
-    }
     fields: Object = {
-        **pod_fields(spec, settings, volumes),
         **scheduling(spec, [request.keys.product], hostnames),
-        "restartPolicy": "Never",
         # The deadline is on the pod, not on the Job: it counts from the start of the pod, so that waiting for a free
         # GPU is not a failure, and a pod that ran too long stays with its last log lines.
         "activeDeadlineSeconds": max(1, math.ceil(seconds(spec.profiling.timeout))),
-        "terminationGracePeriodSeconds": 10,
-        "containers": [profiler],
     }
     if settings.profiling_priority_class:
         fields["priorityClassName"] = settings.profiling_priority_class
-    return patched(fields, spec.pod_template, PROFILER, serving=False)
+    program = {"command": ["outrider-profile"], "args": _arguments(spec, request, config)}
+    return job_pod(spec, settings, image, PROFILER, program, fields)
 
 
 def _arguments(spec: SpeculativeServiceSpec, request: MeasurementRequest, config: BootConfig) -> list[str]:

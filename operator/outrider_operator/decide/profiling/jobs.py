@@ -129,13 +129,14 @@ def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> JobPlan:
 
 
 def _is_off(desired: DesiredState) -> bool:
-    return desired.spec.paused or desired.spec.profiling.mode is ProfilingMode.SKIP
+    return desired.spec.paused or not desired.spec.is_measurable
 
 
 def _must_stop(owner: ServiceIdentity, desired: DesiredState, profile: ProductProfile, job: Object) -> bool:
     """Must an active Job stop? It does if profiling is off, or if its settings changed before it could start.
 
-    A pending Job also stops if its measurements came from elsewhere. A Job that another service needs continues.
+    A pending Job also stops if its measurements came from elsewhere, or will. A Job that another service needs
+    continues.
     """
     if owner_uids(job) - {owner.uid}:
         return False
@@ -143,7 +144,8 @@ def _must_stop(owner: ServiceIdentity, desired: DesiredState, profile: ProductPr
         return True
     request = request_of(job)
     changed = request is None or request.attempt != attempt_hash(desired.spec, desired.image)
-    return (changed or not profile.request) and not is_running(profile.pod)
+    is_needless = not profile.request or profile.is_measured_elsewhere
+    return (changed or is_needless) and not is_running(profile.pod)
 
 
 def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) -> bool:

@@ -110,7 +110,8 @@ def _product_profile(view: ProfilingView, desired: DesiredState, keys: ProfileKe
     pod = pod_of(job, view.job_pods) if job is not None else None
     store = _with_outcome(view, _with_known(view, desired, keys), job, pod)
     request = _request(view, desired, keys, store)
-    is_bound = desired.spec.profiling.mode is ProfilingMode.AUTO and (bool(request) or job is not None)
+    is_measured = desired.spec.is_measurable
+    is_bound = is_measured and desired.spec.profiling.mode is ProfilingMode.AUTO and (bool(request) or job is not None)
     nodes = _fitting(view, desired, keys.product, pod, None if is_bound else 1)
     return ProductProfile(
         keys=keys,

@@ -15,26 +15,35 @@ from outrider_operator.cluster_model import (
     ApiRefusal,
     Node,
     Object,
+    groups_name,
     hot_map_name,
 )
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.ownership import Children, Ownership, owner_reference
 from outrider_operator.decide.revisions import (
+    Revision,
     current_revision_name,
     orphaned_maps,
+    revision_in,
     revision_map,
     unneeded_maps,
 )
 from outrider_operator.decide.workloads.services import (
     disruption_budget,
+    groups_policy,
     hot_map,
     network_policy,
     network_policy_name,
     service,
     service_account,
 )
-from outrider_operator.decide.workloads.serving_deployment import deployment
+from outrider_operator.decide.workloads.serving_workload import (
+    predecessors,
+    superseded,
+    waits_to_change_kind,
+    workload,
+)
 from outrider_operator.plan import Adoption, Annotate, Delete, fingerprint
 from outrider_operator.validation.reading import annotation, is_being_deleted, name_of, text, uid_of
 
@@ -78,11 +87,13 @@ def plan_workloads(
     owned = {id(child): children.ownership(*_key(child)) for child in objects}
     absent = [child for child in objects if owned[id(child)] is Ownership.ABSENT]
     present = [child for child in objects if owned[id(child)] is Ownership.OURS]
-    needed = {desired.spec_revision.name, current_revision_name(children), *in_use, *further.revisions}
+    running = {revision_in(workload) for workload in children.workloads}
+    needed = {desired.spec_revision.name, *running, *in_use, *further.revisions}
     differing = [child for child in present if needs_apply(children.own(*_key(child)), child)]
     immutable = [own for child in differing if (own := children.own(*_key(child)) or {}).get("immutable")]
-    policies = _unwanted_policy(children, admin_port_peers)
-    unwanted = (*unneeded_maps(children, needed), *policies, *immutable, *further.unwanted)
+    policies = _unwanted_policies(children, objects)
+    replaced = superseded(children, desired)
+    unwanted = (*unneeded_maps(children, needed), *policies, *immutable, *replaced, *further.unwanted)
     return WorkloadPlan(
         create=tuple(absent),
         apply=tuple(_write(children, child) for child in differing if children.own(*_key(child)) not in immutable),
@@ -98,13 +109,13 @@ def _adoption(children: Children, document: Object) -> Adoption:
 
 
 def rollout_refusal(children: Children, desired: DesiredState, refusals: Iterable[ApiRefusal]) -> ApiRefusal | None:
-    """Why the revision of the spec cannot be rolled out: its ConfigMap or the Deployment is refused; else None."""
+    """Why the revision of the spec cannot be rolled out: its ConfigMap or the workload is refused; else None."""
     if desired.is_waiting or current_revision_name(children) == desired.spec_revision.name:
         return None
     refused = {refusal.write: refusal for refusal in refusals if not refusal.is_stored}
     steps = (
         revision_map(children.owner, desired.spec_revision),
-        deployment(children.owner, desired, desired.spec_revision),
+        workload(children.owner, desired, desired.spec_revision),
     )
     writes = [fingerprint(_write(children, stamp(step))) for step in steps] if refused else []
     return next((refused[write] for write in writes if write in refused), None)
@@ -124,28 +135,39 @@ def plan_products(pods: Iterable[Object], nodes: Iterable[Node], product_label: 
     return tuple(marks)
 
 
-def _unwanted_policy(children: Children, admin_port_peers: tuple[Object, ...]) -> list[Object]:
-    """The service's NetworkPolicy, if the chart no longer enables it."""
-    policy = children.own(NETWORK_POLICY, network_policy_name(children.owner.name))
-    return [policy] if policy is not None and not admin_port_peers else []
+def _unwanted_policies(children: Children, objects: list[Object]) -> list[Object]:
+    """The service's NetworkPolicies that are not among `objects`: the chart no longer enables them, or no group needs
+    them."""
+    owner = children.owner.name
+    present = (children.own(NETWORK_POLICY, name) for name in (network_policy_name(owner), groups_name(owner)))
+    desired = {_key(child) for child in objects}
+    return [policy for policy in present if policy is not None and _key(policy) not in desired]
+
+
+def _has_groups(children: Children, revision: Revision | None) -> bool:
+    return children.groups is not None or (revision is not None and revision.boot.engine.nodes > 1)
 
 
 def _objects(children: Children, desired: DesiredState, admin_port_peers: tuple[Object, ...]) -> list[Object]:
-    """The children that can exist now. The Deployment is created only after everything that its pods mount.
+    """The children that can exist now. The workload is created only after everything that its pods mount.
 
-    A Deployment that runs already is scaled even if a mounted object is gone.
+    One that runs already is scaled even if a mounted object is gone.
     """
     owner, revision = children.owner, desired.running
     objects = [service_account(owner), hot_map(owner, desired.hot), service(owner)]
-    objects.append(disruption_budget(owner, desired.unready_canaries))
+    in_groups = _has_groups(children, revision)
+    objects.append(disruption_budget(owner, desired.unready_canaries, in_groups=in_groups))
     if admin_port_peers:
-        objects.append(network_policy(owner, admin_port_peers))
+        objects.append(network_policy(owner, admin_port_peers, in_groups=in_groups))
+        objects += [groups_policy(owner)] if in_groups else []
     if revision is not None:  # None: the first revision must wait
         revision_maps = [] if revision in desired.stored else [revision_map(owner, revision)]
         objects += revision_maps
         runs = current_revision_name(children) == revision.name
-        if runs or _is_mountable(children, [stamp(document) for document in revision_maps]):
-            objects.append(deployment(owner, desired, revision))
+        is_mountable = runs or _is_mountable(children, [stamp(document) for document in revision_maps])
+        if is_mountable and not waits_to_change_kind(children, desired, revision):
+            objects.append(workload(owner, desired, revision))
+    objects += predecessors(children, desired)
     return [stamp(child) for child in objects]
 
 

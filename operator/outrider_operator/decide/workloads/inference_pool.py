@@ -13,8 +13,8 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_operator.cluster_model import (
     INFERENCE_POOL,
     KUBERNETES_SERVICE,
+    KindAccess,
     Object,
-    PoolAccess,
     ServiceIdentity,
     picker_name,
 )
@@ -63,11 +63,11 @@ def inference_pool(owner: ServiceIdentity, spec: SpeculativeServiceSpec) -> Obje
     }
 
 
-def plan_pool(children: Children, spec: SpeculativeServiceSpec, access: PoolAccess) -> PoolPlan:
+def plan_pool(children: Children, spec: SpeculativeServiceSpec, access: KindAccess) -> PoolPlan:
     if not spec.gateway.inference_pool:
         own = children.own(INFERENCE_POOL, children.owner.name)
         return PoolPlan(unwanted=(own,) if own is not None else ())
-    if access is not PoolAccess.SERVED:
+    if access is not KindAccess.SERVED:
         return PoolPlan(requeue_after_s=EXTENSION_LOOK_S)
     return PoolPlan(desired=(stamp(inference_pool(children.owner, spec)),))
 

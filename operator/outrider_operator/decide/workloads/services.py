@@ -8,13 +8,18 @@ from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, H
 from pydantic import ValidationError
 
 from outrider_operator.cluster_model import (
+    COMPONENT_LABEL,
     CONFIG_MAP,
     DISRUPTION_BUDGET,
     KUBERNETES_SERVICE,
     NETWORK_POLICY,
     SERVICE_ACCOUNT,
+    SERVICE_LABEL,
+    SERVING,
+    WORKER,
     Object,
     ServiceIdentity,
+    groups_name,
     hot_map_name,
 )
 from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
@@ -46,25 +51,55 @@ def service(owner: ServiceIdentity) -> Object:
     return {**_child(owner, "v1", KUBERNETES_SERVICE, owner.name), "spec": spec}
 
 
-def disruption_budget(owner: ServiceIdentity, unready_canaries: int = 0) -> Object:
+def disruption_budget(owner: ServiceIdentity, unready_canaries: int = 0, *, in_groups: bool = False) -> Object:
     """A budget that lets drains evict one pod at a time, and pods that are not ready always.
 
     unready_canaries: canary pods that start or crash for hours. They must not block drains of all other nodes.
+    in_groups: the pods of groups count, too. A group goes with any of its pods, and the next one is evicted once all of
+    its pods are ready again.
     """
     spec = {
         "maxUnavailable": 1 + unready_canaries,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(owner.name)},
+        "selector": _pods_of_groups(owner) if in_groups else {"matchLabels": selector(owner.name)},
     }
     return {**_child(owner, "policy/v1", DISRUPTION_BUDGET, owner.name), "spec": spec}
 
 
-def network_policy(owner: ServiceIdentity, admin_port_peers: tuple[Object, ...]) -> Object:
-    """A policy that opens the admin port to `admin_port_peers` and the serving port to all."""
-    ingress = [{"ports": [_port(SERVING_PORT)]}, {"from": list(admin_port_peers), "ports": [_port(ADMIN_PORT)]}]
+def network_policy(owner: ServiceIdentity, admin_port_peers: tuple[Object, ...], *, in_groups: bool = False) -> Object:
+    """A policy that opens the admin port to `admin_port_peers` and the serving port to all.
+
+    in_groups: workers reach leaders on all ports, for collectives choose theirs freely. The rule stands here, so that
+    no group is cut apart where a quota refuses `groups_policy`.
+    """
+    ingress: list[Object] = [
+        {"ports": [_port(SERVING_PORT)]},
+        {"from": list(admin_port_peers), "ports": [_port(ADMIN_PORT)]},
+        *([_from_groups(owner)] if in_groups else []),
+    ]
     spec = {"podSelector": {"matchLabels": selector(owner.name)}, "policyTypes": ["Ingress"], "ingress": ingress}
     name = network_policy_name(owner.name)
     return {**_child(owner, "networking.k8s.io/v1", NETWORK_POLICY, name), "spec": spec}
+
+
+def groups_policy(owner: ServiceIdentity) -> Object:
+    """A policy that opens workers to the pods of groups, on all ports. Nothing else reaches a worker."""
+    workers = {"matchLabels": {SERVICE_LABEL: owner.name, COMPONENT_LABEL: WORKER}}
+    spec = {"podSelector": workers, "policyTypes": ["Ingress"], "ingress": [_from_groups(owner)]}
+    return {**_child(owner, "networking.k8s.io/v1", NETWORK_POLICY, groups_name(owner.name)), "spec": spec}
+
+
+def _from_groups(owner: ServiceIdentity) -> Object:
+    """An ingress rule for leaders and workers."""
+    return {"from": [{"podSelector": _pods_of_groups(owner)}]}
+
+
+def _pods_of_groups(owner: ServiceIdentity) -> Object:
+    """A LabelSelector of leaders and workers."""
+    return {
+        "matchLabels": {SERVICE_LABEL: owner.name},
+        "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": [SERVING, WORKER]}],
+    }
 
 
 def network_policy_name(service: str) -> str:

@@ -47,7 +47,10 @@ def deployment(owner: ServiceIdentity, desired: DesiredState, revision: Revision
 
 
 def _replicas(desired: DesiredState, revision: Revision) -> int:
-    return desired.gate.scaled(revision, desired.replicas, _held_surge(desired.spec.rollout))
+    gate = desired.gate
+    if gate.in_groups and gate.is_closed(revision):  # the first pod starts next to the groups that serve
+        return min(desired.replicas, 1)
+    return gate.scaled(revision, desired.replicas, _held_surge(desired.spec.rollout))
 
 
 def _held_surge(rollout: Rollout) -> int:
@@ -81,7 +84,7 @@ def pods_are_placed(children: Children, desired: DesiredState) -> bool:
     """False between a change of the Deployment and its new pods, which should be scheduled before Jobs."""
     if desired.spec.replicas == 0 or desired.running is None:
         return True
-    current = children.deployment
+    current = children.workload
     if current is None or current_revision_name(children) != desired.running.name:
         return False
     is_observed = integer(current, "status", "observedGeneration") == integer(current, "metadata", "generation")

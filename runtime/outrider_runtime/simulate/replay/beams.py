@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.batch import Bools, Floats, Ints
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.simulate.recording import LOG_ODDS, Trees
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.plans import DraftPlan
+from outrider_runtime.control.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.recorded_proposals import RecordedProposals

@@ -8,9 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Batch, Bools, Waiting
-from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
-from outrider_runtime.control.data.plans import DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch, Bools, Waiting
+from outrider_runtime.control.plans import ROOT, DeviceOrder, DraftPlan, Forest, Nodes, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.confidences import Calibrator, confidences
 from outrider_runtime.loop.coverage import ScheduledStep

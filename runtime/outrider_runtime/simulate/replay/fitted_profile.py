@@ -7,10 +7,10 @@ from itertools import product
 
 import numpy as np
 
-from outrider_runtime.control.cost.fit import Sample, fit
-from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.control.step_times import DrafterCost, LatencyModel, Shape
+from outrider_runtime.profiler.cost_fit import Sample, fit
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 NOISE = 0.02

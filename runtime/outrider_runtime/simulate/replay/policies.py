@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NO_DRAFTER, Batch
-from outrider_runtime.control.data.forest import Forest
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.batch import NO_DRAFTER, Batch
+from outrider_runtime.control.plans import DraftPlan, Forest, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.replay.workload import Ints
 

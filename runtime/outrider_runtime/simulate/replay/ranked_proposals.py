@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.plans import DeviceOrder
+from outrider_runtime.control.plans import DeviceOrder
 from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibration
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.replay_requests import Rows

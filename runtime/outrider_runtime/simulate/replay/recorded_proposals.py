@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.batch import NO_DRAFTER, Bools, Floats
-from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed
-from outrider_runtime.control.data.plans import DraftPlan
+from outrider_runtime.control.batch import NO_DRAFTER, Bools, Floats
+from outrider_runtime.control.plans import DraftPlan, Forest, chains, nothing_proposed
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.confidences import MAX_QUANTA, QUANTA_PER_UNIT, UNKNOWN
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording

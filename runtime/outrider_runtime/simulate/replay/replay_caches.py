@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_runtime.control.batch import Floats
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import Floats
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.draft_caches import UNFILLABLE_GAP_TOKENS
 from outrider_runtime.simulate.replay.replay_requests import RequestStates, Rows
@@ -25,10 +25,12 @@ class ReplayCaches:
         shape = (len(drafters), requests)
         self._needs = np.array([_needs(drafter) for drafter in drafters], int)
         self._has: Ints = np.zeros(shape, np.int64)
-        """Prefix tokens that a draft model or a block drafter covers; prompt tokens that a head has read."""
+        """Prefix tokens that a draft model covers; prompt tokens that a head has read."""
         self._whole: Ints = np.zeros(shape, np.int64)
         """Committed tokens since the last gap of a head."""
         self._has_gap = np.zeros(shape, bool)
+        """Whether a head or a block drafter has missed tokens. It does not follow from a length: while steps are in
+        flight the scheduler counts proposals as accepted, and is ahead of every cache."""
 
     def columns(self, states: RequestStates, tokens: Ints) -> tuple[Ints, Floats, Ints]:
         """Return three (D, N): missing tokens (`Batch.missing`), read share of the prompt, committed tokens since a
@@ -83,7 +85,7 @@ def _columns(
             if needs[d] == KV:
                 missing[d, i] = context[i] + tokens[i] - has[d, row]
             elif needs[d] == BLOCK:
-                missing[d, i] = tokens[i] if has[d, row] >= context[i] else UNFILLABLE_GAP_TOKENS
+                missing[d, i] = UNFILLABLE_GAP_TOKENS if has_gap[d, row] else tokens[i]
             elif needs[d] == HIDDEN:
                 missing[d, i] = tokens[i]
                 seen = min(context[i], prompt[i])
@@ -103,8 +105,8 @@ def _feed(
             row, ran = rows[i], fed[d, i] > 0
             if needs[d] == KV:
                 has[d, row] = min(has[d, row] + fed[d, i], context[i])
-            elif needs[d] == BLOCK and ran and has[d, row] + committed[i] >= context[i]:
-                has[d, row] = context[i]
+            elif needs[d] == BLOCK:
+                has_gap[d, row] |= not ran
             elif needs[d] == HIDDEN and ran:
                 has[d, row] += prompts[i]
                 whole[d, row] += committed[i]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.batch import NO_CLASS
+from outrider_runtime.control.batch import NO_CLASS
 from outrider_runtime.simulate.recording import Recording
 
 Ints = NDArray[np.int64]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider_runtime.control.cost.model import DrafterCost, Shape, StepCost
-from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.step_times import DrafterCost, Shape, StepCost
 
 if TYPE_CHECKING:
     from outrider_runtime.simulate.worlds.world import Pass

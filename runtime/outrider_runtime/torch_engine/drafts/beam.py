@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine.drafting import DraftTask
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.model_runner import Segment

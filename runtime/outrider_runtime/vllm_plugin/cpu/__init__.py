@@ -20,11 +20,17 @@ from outrider_runtime.vllm_plugin.cpu.stand_in_warm_up import compile_stand_ins
 def install() -> None:
     """Make the second runner work on this process's CPU. Idempotent."""
     interpret_kernels()
-    from outrider_runtime.vllm_plugin.cpu import linear_attention, lora_ops, replaced  # import vLLM's modules
+    from outrider_runtime.vllm_plugin.cpu import (
+        linear_attention,
+        lora_ops,
+        replaced,
+        zeroed_pages,
+    )  # import vLLM's modules
 
     replaced.put_in_place()
     lora_ops.put_in_place()
     linear_attention.put_in_place()
+    zeroed_pages.put_in_place()
 
 
 __all__ = ["ENVIRONMENT", "allow_second_runner", "compile_stand_ins", "install"]

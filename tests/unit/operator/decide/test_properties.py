@@ -34,7 +34,10 @@ from tests.unit.operator.decide.world import (
 )
 
 C, R = ConditionType, ConditionReason
-_REJECTED = {R.INVALID_SPEC, R.NAME_CONFLICT, R.HOST_PATH_FORBIDDEN, R.PROMETHEUS_NOT_CONFIGURED, R.CHILD_REJECTED}
+_REJECTED = {
+    R.INVALID_SPEC, R.NAME_CONFLICT, R.HOST_PATH_FORBIDDEN, R.PROMETHEUS_NOT_CONFIGURED, R.NOT_INSTALLED,
+    R.CHILD_REJECTED,
+}  # fmt: skip
 _POD = {R.SCALED_TO_ZERO, R.IMAGE_PULL_FAILED, R.POD_CRASHING, R.POD_CANNOT_START, R.POD_ENDED}
 _MEASURE = {R.NO_TRAFFIC, R.MEASURING, R.METRICS_UNAVAILABLE}
 _CANARY = {R.CANARY_FAILED, R.CANARY_ERROR, R.CANARY_INCONCLUSIVE}
@@ -218,6 +221,7 @@ def prepared(make: Callable[[], World]) -> Observed:
 
 @given(data=st.data(), make=st.sampled_from(WORLDS))
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
 def test_no_state_of_a_child_stops_the_operator(data: st.DataObject, make: Callable[[], World]) -> None:
     """Anyone may edit a child; a field of a wrong type reads as absent and the plan stays sound."""
     observed = prepared(make)
@@ -272,6 +276,7 @@ def measuring() -> tuple[World, Object]:
 
 @given(data=st.data())
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
 def test_whatever_a_job_says_is_a_condition(data: st.DataObject) -> None:
     """A tenant's image writes the termination message, so it may have any bytes. The rest is reported."""
     prepared_world, said = measuring()
@@ -287,6 +292,7 @@ def test_whatever_a_job_says_is_a_condition(data: st.DataObject) -> None:
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
 def test_whatever_stands_in_a_profile_is_read_or_measured_again(data: st.DataObject) -> None:
     """Users may edit profiles: a part that cannot be read counts as not measured."""
     observed = prepared(served)
@@ -378,6 +384,7 @@ def happen(world: World, what: Any) -> None:
 
 @given(happenings=HAPPENINGS)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
 def test_whatever_happens_it_ends_in_the_same_place(happenings: list[Any]) -> None:
     """Level-based: after any history the world comes to rest, and the pods run what a fresh service of that spec
     would (a revision built for more draft tokens serves as well)."""

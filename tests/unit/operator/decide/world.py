@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import json
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 from outrider_crds.conditions import find_condition
@@ -36,17 +35,18 @@ from outrider_operator.cluster_model import (
     SHARED_PROFILE,
     ApiRefusal,
     FigureWindows,
+    KindAccess,
     Node,
     Object,
     Observed,
     OperatorSettings,
-    PoolAccess,
 )
 from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, request_of
 from outrider_operator.plan import Plan, component_of, fingerprint
 
+T = TypeVar("T")
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 SETTINGS = OperatorSettings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
 PLD = {"name": "pld", "method": "PromptLookup", "promptLookup": {}}
@@ -82,17 +82,29 @@ def rfc3339(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def copied(documents: T) -> T:
+    """What the API server hands out: a copy that shares nothing. A tenth of the time of `copy.deepcopy`."""
+    copy: T = pickle.loads(pickle.dumps(documents))
+    return copy
+
+
+_SERVED: dict[bytes, bytes] = {}
+"""A world and a service in it, before it is served -> the world and the last plan once it is."""
+
+
 class World:
     """Objects by (kind, name); one or more services; a clock that tests advance."""
 
     def __init__(
         self, *services: Object, nodes: tuple[Node, ...] | None = (CPU_NODE,), settings: OperatorSettings = SETTINGS
     ):
-        self.services = {service["metadata"]["name"]: copy.deepcopy(service) for service in services}
+        self.services = {service["metadata"]["name"]: copied(service) for service in services}
         self.nodes, self.settings, self.now = nodes, settings, START
         self.objects: dict[tuple[str, str], Object] = {}
         self.replica_sets: dict[str, Object] = {}
         self.pods: dict[str, Object] = {}
+        self.workers: dict[str, Object] = {}
+        """Pods of groups other than their leaders."""
         self.job_pods: dict[str, Object] = {}
         self.states: dict[str, RuntimeState] = {}
         self.shared: dict[str, Object] = {}
@@ -104,11 +116,13 @@ class World:
         self.unreachable: dict[str, str] = {}
         self.network_policies: tuple[Object, ...] = ()
         self.refusals: tuple[ApiRefusal, ...] = ()
-        self.pool_access = PoolAccess.SERVED
+        self.replica_rivals: tuple[str, ...] = ()
+        self.pool_access = KindAccess.SERVED
+        self.groups_access = KindAccess.SERVED
         self.prefetch_progress: PrefetchProgress | None = None
         self._refusals: list[tuple[Callable[[Object], bool], str]] = []
         self.created_jobs: list[MeasurementRequest] = []
-        self._numbers = itertools.count(1)
+        self._number = 0
 
     # --- what the operator does ---
 
@@ -122,36 +136,39 @@ class World:
             for key, document in self.objects.items()
             if key not in maps
             and key[0] != JOB
-            and (_label(document, SERVICE_LABEL) == name or key[1] in (name, f"{name}-epp"))
+            and (_label(document, SERVICE_LABEL) == name or key[1] in (name, f"{name}-epp", f"{name}-nodes"))
         }
         return Observed(
-            service=copy.deepcopy(self.services[name]),
+            service=copied(self.services[name]),
             at=self.now,
             nodes=self.nodes,
-            children=copy.deepcopy(mine),
+            children=copied(mine),
             replica_sets=of(self.replica_sets),
-            pods=copy.deepcopy(of(self.pods)),
+            pods=copied(of(self.pods)),
+            workers=copied(of(self.workers)),
             states={n: s for n, s in self.states.items() if n in self.pods},
             warnings=self.warnings,
             provisioning=self.provisioning,
             unreachable=self.unreachable,
             network_policies=self.network_policies,
             jobs=self._jobs(PROFILING),
-            job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
+            job_pods=tuple(copied(p) for p in self.job_pods.values()),
             prefetch_jobs=tuple(job for job in self._jobs(PREFETCH) if _label(job, SERVICE_LABEL) == name),
-            prefetch_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
+            prefetch_pods=tuple(copied(p) for p in self.job_pods.values()),
             prefetch_progress=self.prefetch_progress,
-            profiles={key[1]: copy.deepcopy(d) for key, d in maps.items()},
-            shared_profiles=copy.deepcopy(self.shared),
+            profiles={key[1]: copied(d) for key, d in maps.items()},
+            shared_profiles=copied(self.shared),
             measured_elsewhere=self.measured_elsewhere,
             pool_access=self.pool_access,
+            groups_access=self.groups_access,
             figures=self.figures,
             refusals=self.refusals,
+            replica_rivals=self.replica_rivals,
         )
 
     def _jobs(self, component: str) -> tuple[Object, ...]:
         documents = (document for (kind, _), document in self.objects.items() if kind == JOB)
-        return tuple(copy.deepcopy(job) for job in documents if _label(job, COMPONENT_LABEL) == component)
+        return tuple(copied(job) for job in documents if _label(job, COMPONENT_LABEL) == component)
 
     def reconcile(self, name: str = "chat") -> Plan:
         plan = decide(self.observed(name), self.settings)
@@ -230,8 +247,8 @@ class World:
     def add_pod(self, pod_name: str, template: Object, *, ready: bool = True, node: str | None = "") -> Object:
         nodes = self.nodes or (CPU_NODE,)
         pod = {
-            "metadata": {**copy.deepcopy(template["metadata"]), "name": pod_name, "uid": f"uid-{pod_name}"},
-            "spec": {**copy.deepcopy(template["spec"]), "nodeName": nodes[0].name if node == "" else node},
+            "metadata": {**copied(template["metadata"]), "name": pod_name, "uid": f"uid-{pod_name}"},
+            "spec": {**copied(template["spec"]), "nodeName": nodes[0].name if node == "" else node},
             "status": {
                 "phase": "Running",
                 "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
@@ -254,7 +271,7 @@ class World:
             "ownerReferences": [{"uid": deployment["metadata"].get("uid", ""), "controller": True}],
         }
         spec = {"replicas": 1, "minReadySeconds": deployment["spec"].get("minReadySeconds", 0)}
-        made = copy.deepcopy({"metadata": metadata, "spec": spec})
+        made = copied({"metadata": metadata, "spec": spec})
         self.replica_sets.setdefault(f"{name}-{revision}", made)
 
     def scale_replica_sets(self, replicas: dict[str, int], name: str = "chat") -> None:
@@ -319,7 +336,19 @@ class World:
         self.settle(name)
 
     def serve(self, name: str = "chat") -> Plan:
-        """Settle a new service until it is measured, rolled out and answers."""
+        """Settle a new service until it is measured, rolled out and answers. Decisions depend only on what is observed,
+        so the same start, which hundreds of tests share, is carried through once."""
+        if self._refusals:
+            return self._serve(name)
+        start = pickle.dumps((type(self), name, vars(self)))
+        if start not in _SERVED:
+            plan = self._serve(name)
+            _SERVED[start] = pickle.dumps((vars(self), plan))
+        state, last_plan = pickle.loads(_SERVED[start])
+        vars(self).update(state)
+        return cast(Plan, last_plan)
+
+    def _serve(self, name: str) -> Plan:
         self.settle(name)
         self.download(name)
         self.roll_out(name)
@@ -366,18 +395,22 @@ class World:
         for document in filter(_is_shared, (*plan.create, *plan.apply)):
             assert document["metadata"]["namespace"] == self.settings.namespace
             name = profile_shared_as(document["metadata"]["name"])
-            made = {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "creationTimestamp": rfc3339(self.now)}
-            self.shared[name] = {**copy.deepcopy(document), "metadata": made | document["metadata"]}
+            made = {"uid": self._next_uid(), "resourceVersion": "1", "creationTimestamp": rfc3339(self.now)}
+            self.shared[name] = {**copied(document), "metadata": made | document["metadata"]}
         for delete in (delete for delete in plan.delete if delete.namespace):
             assert delete.namespace == self.settings.namespace
             del self.shared[profile_shared_as(delete.name)]
+
+    def _next_uid(self) -> str:
+        self._number += 1
+        return f"uid-{self._number}"
 
     def _create(self, document: Object) -> None:
         key = (document["kind"], document["metadata"]["name"])
         if key in self.objects:
             return
-        self.objects[key] = copy.deepcopy(document)
-        made = {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "generation": 1}
+        self.objects[key] = copied(document)
+        made = {"uid": self._next_uid(), "resourceVersion": "1", "generation": 1}
         self.objects[key]["metadata"] |= {**made, "creationTimestamp": rfc3339(self.now)}
         if key[0] == JOB and (request := request_of(document)) is not None:
             self.created_jobs.append(request)
@@ -388,9 +421,9 @@ class World:
         assert version in (None, present["metadata"]["resourceVersion"]), "Conflict"
         assert document["metadata"]["uid"] == present["metadata"]["uid"], "applied to another object"
         assert not present.get("immutable") or present["data"] == document["data"], "Invalid: immutable"
-        before = copy.deepcopy({k: v for k, v in present.items() if k != "metadata"})
+        before = copied({k: v for k, v in present.items() if k != "metadata"})
         kept = {k: present["metadata"][k] for k in ("uid", "generation", "resourceVersion", "creationTimestamp")}
-        present.update(copy.deepcopy(document))
+        present.update(copied(document))
         present["metadata"] |= kept
         present["metadata"]["resourceVersion"] = str(int(kept["resourceVersion"]) + 1)
         if {k: v for k, v in present.items() if k != "metadata"} != before:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import outrider_operator
 import pytest
@@ -24,6 +27,7 @@ from outrider_operator.kinds import (
     REPLICA_SET,
     SERVICE,
     SERVICE_ACCOUNT,
+    STATEFUL_SET,
     ResourceKind,
 )
 from outrider_operator.validation.invalid_input import InvalidInput
@@ -41,7 +45,7 @@ from outrider_operator.validation.objects import (
     left_out,
 )
 
-from tests.unit.operator.documents import document, labels, owned_by, pod, replica_set
+from tests.unit.operator.documents import document, labels, owned_by, pod, replica_set, stateful_set
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CHILDREN if kind not in (REPLICA_SET, JOB)], ids=lambda k: k.kind)
@@ -83,7 +87,7 @@ def test_the_owners_kind_is_that_of_the_chain() -> None:
     assert not isinstance(admit(POD, pod("pod")), InvalidInput)
     assert not isinstance(admit(REPLICA_SET, replica_set()), InvalidInput)
     of_a_set = pod("pod")
-    of_a_set["metadata"]["ownerReferences"] = owned_by("StatefulSet", "x")
+    of_a_set["metadata"]["ownerReferences"] = owned_by("DaemonSet", "x")
     assert isinstance(admit(POD, of_a_set), InvalidInput)
 
 
@@ -109,7 +113,12 @@ def test_annotations_of_others_and_huge_ones_are_not_kept() -> None:
     assert admitted["metadata"]["annotations"] == {"outrider.dev/asked": "kept"}
 
 
-OWNED_BY_ANY = [kind for kind in CHILDREN if kind not in (POD, REPLICA_SET)]
+OF_CONTROLLERS: dict[ResourceKind, Callable[[], dict[str, Any]]] = {
+    REPLICA_SET: replica_set,
+    STATEFUL_SET: stateful_set,
+    POD: partial(pod, "pod"),
+}
+OWNED_BY_ANY = [kind for kind in CHILDREN if kind not in OF_CONTROLLERS]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +131,7 @@ OWNED_BY_ANY = [kind for kind in CHILDREN if kind not in (POD, REPLICA_SET)]
 )
 def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: ResourceKind, part: str) -> None:
     """Users can write the labels and an owner; neither their number nor the size of a Service is bounded."""
-    sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("any", 1)
+    sent = OF_CONTROLLERS[kind]() if kind in OF_CONTROLLERS else document("any", 1)
     size = LARGE.get(kind, 1) * MOST_OBJECT
     if part == "spec":
         sent["spec"] = {"nodeName": "x" * size, "ports": ["x" * size]}
@@ -151,7 +160,7 @@ def test_few_of_many_foreign_labels_and_owners_are_kept(kind: ResourceKind) -> N
 def test_an_owner_that_does_not_control_makes_nothing_outriders(kind: ResourceKind) -> None:
     """A pod's further owners can be typed in by hand, and its own controller stays."""
     sent = replica_set() if kind == REPLICA_SET else pod("pod")
-    sent["metadata"]["ownerReferences"] += [{"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}]
+    sent["metadata"]["ownerReferences"] += [{"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}]
     del sent["metadata"]["ownerReferences"][0]["controller"]
     assert isinstance(admit(kind, sent), InvalidInput)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from outrider_crds.runtime_config import HotConfig, config_hash
@@ -12,7 +11,7 @@ from outrider_crds.status import RolloutStatus
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, Node, Object
 from outrider_operator.plan import Plan
 
-from tests.unit.operator.decide.world import CPU_NODE, EAGLE, PLD, START, World, boot_of, manifest
+from tests.unit.operator.decide.world import CPU_NODE, EAGLE, PLD, START, World, boot_of, copied, manifest
 
 NAME = "chat-canary"
 HEAD = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/another-head"}}}
@@ -86,7 +85,7 @@ class CanaryWorld(World):
         metadata = {**template["metadata"], "annotations": self.canary["metadata"]["annotations"]}
         replica_set = {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"replicas": 1}}
         for index in range(self.canary["spec"]["replicas"]):
-            self.replica_sets[f"{NAME}-{revision}"] = copy.deepcopy(replica_set)
+            self.replica_sets[f"{NAME}-{revision}"] = copied(replica_set)
             self.add_pod(f"{NAME}-{index}", template, ready=ready, **labels)
 
     def end_canary(self) -> None:

@@ -68,6 +68,7 @@ def test_another_candidate_percent_counts_from_zero() -> None:
     assert world.phase == "Promoting"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "back", "said"),
     [
@@ -141,6 +142,7 @@ def test_a_paused_service_decides_nothing() -> None:
     assert world.phase == "Failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "back"),
     [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_crds.runtime_config import HotConfig
+from outrider_crds.runtime_config import HotConfig, adapters_folder
 from outrider_crds.runtime_state import AdapterState
+from outrider_crds.spec import AdapterVolume
 from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import AdapterFigures, FigureWindows, WindowFigures
 
@@ -101,6 +102,22 @@ def test_serving_pods_mount_the_volume_of_adapters_read_only() -> None:
     (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
     assert mount["mountPath"] == "/var/lib/outrider/models/adapters"
     assert mount["readOnly"]
+
+
+def test_an_image_with_adapters_is_mounted_and_read_at_its_path() -> None:
+    """Another image is another volume of the pod, and so another revision."""
+    world = serving(adapter("support"))
+    image = {"reference": "registry.example.com/adapters:1", "path": "/llama"}
+    world.patch(engine={"lora": {"volume": {"oci": image}}})
+    world.settle()
+    before = world.revision()
+    volumes = world.deployment()["spec"]["template"]["spec"]["volumes"]
+    (volume,) = [v for v in volumes if v["name"].endswith("model-adapters")]
+    assert volume["image"] == {"reference": image["reference"]}
+    assert adapters_folder(AdapterVolume.model_validate({"oci": image})) == "/var/lib/outrider/models/adapters/llama"
+    world.patch(engine={"lora": {"volume": {"oci": {**image, "reference": "registry.example.com/adapters:2"}}}})
+    world.settle()
+    assert world.revision() != before
 
 
 def test_a_folder_of_the_node_that_is_not_allowed_is_refused() -> None:

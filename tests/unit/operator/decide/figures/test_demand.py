@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import re
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
-from outrider_operator.cluster_model import FigureWindows, SLOClassFigures, WindowFigures
-from outrider_operator.decide.figures.demand import Load, capacity, load_of
+from outrider_operator.cluster_model import DrafterFigures, FigureWindows, SLOClassFigures, WindowFigures
+from outrider_operator.decide.figures.demand import Capacity, Load, Slopes, capacity, load_of
 from outrider_operator.operator_metrics.demand_metrics import LABELS, NAME, ServiceDemand
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -19,6 +22,7 @@ from tests.unit.operator.decide.world import World, manifest, rfc3339, target_pr
 
 EXAMPLES = Path(__file__).parents[5] / "examples" / "autoscaling"
 COST = ProfileStepCost(constant_s=0.01, per_batched_token_s=0.0001)
+CHEAP = ProfileStepCost(constant_s=0.01, per_batched_token_s=0.00002)
 PROFILE = TargetProfile(
     key="ab",
     model="org/target",
@@ -65,12 +69,32 @@ def test_accepted_drafts_lower_the_demand() -> None:
 
 
 def test_contexts_and_prompts_that_slow_steps_raise_the_demand() -> None:
-    """Steps take twice what the profile says of an empty context: none at 20 ms, 33 at 26.6 ms."""
+    """Steps of 50 requests take 30 ms, of which the profile of an empty context knows 15: T(B) = 10 ms + 0.4 ms * B, so
+    25 requests keep 20 ms."""
     load = Load(tokens_per_s=1_000, tokens_per_step=1.0, batch=50, step_s=0.03)
-    assert capacity(PROFILE, load, tpot_s=0.02) is None, "no replica keeps it"
-    pod = capacity(PROFILE, load, tpot_s=0.0267)
+    assert capacity(PROFILE, load, tpot_s=0.010) is None, "no replica keeps it"
+    pod = capacity(PROFILE, load, tpot_s=0.0201)
     assert pod is not None
-    assert pod.requests == 33
+    assert pod.requests == 25
+
+
+def test_load_past_the_slo_has_a_demand() -> None:
+    """Steps of 122 requests took 22 ms, and by the profile 8. Multiplied by that ratio no batch kept 8 ms a token: an
+    autoscaler saw no series at 60 requests/s, of which a pod takes 33 (bench.demand)."""
+    cost = ProfileStepCost(
+        per_batched_token_s=8.0e-6, per_batched_token_above_knee_s=7.9e-6, knee_tokens=128, constant_s=5.2e-3
+    )
+    profile = PROFILE.model_copy(update={"costs": {ProfileExecutionMode.UNIFORM: cost}})
+    pod = capacity(profile, Load(tokens_per_s=9_892, tokens_per_step=1.82, batch=122, step_s=0.0223), tpot_s=0.008)
+    assert pod is not None
+    assert pod.replicas == pytest.approx(60 / 33, rel=0.1)
+
+
+def test_steps_faster_than_profiled_lower_the_demand() -> None:
+    """Half of 10 ms + 0.1 ms * B: all 128 keep 15 ms."""
+    pod = capacity(PROFILE, Load(tokens_per_s=1_000, tokens_per_step=1.0, batch=50, step_s=0.0075), tpot_s=0.015)
+    assert pod is not None
+    assert pod.requests == 128
 
 
 def test_overload_counts_the_requests_that_pile_up() -> None:
@@ -82,34 +106,231 @@ def test_overload_counts_the_requests_that_pile_up() -> None:
     assert pod.replicas == pytest.approx(2.56)
 
 
-def _step_s(batch: float) -> float:
-    """A step that reads contexts of 2,000 tokens, of which the profile of an empty context says nothing."""
-    return COST.without_context_s(batch, 1) + 2_000 * 2e-8 * batch
+@dataclass(frozen=True)
+class SimulatedPod:
+    """Steps that read contexts of 2,000 tokens, of which the profile of an empty context says nothing."""
+
+    cost: ProfileStepCost
+    excess_s: float = 0.0
+    """What each step takes above its profile, whatever its batch."""
+    reports_slopes: bool = False
+
+    def step_s(self, batch: float) -> float:
+        return self.cost.without_context_s(batch, 1) + 2_000 * 8e-8 * batch + self.excess_s
+
+    def load(self, rate: float) -> Load:
+        """Load by `rate` tokens/s of requests: the batch is where the pod gives as much, at most 128."""
+        low, high = 1.0, 128.0
+        for _ in range(60):
+            batch = (low + high) / 2
+            low, high = (batch, high) if batch / self.step_s(batch) < rate else (low, batch)
+        slopes = Slopes(step_s=self.step_s(batch + 1) - self.step_s(batch), tokens=1.0)
+        step_s = self.step_s(batch)
+        return Load(min(rate, batch / step_s), 1.0, batch, step_s, slopes if self.reports_slopes else None)
 
 
-def _pod(rate: float) -> Load:
-    """A pod that gets `rate` tokens/s of requests: its batch is where it gives as much, at most 128."""
-    low, high = 1.0, 128.0
-    for _ in range(60):
-        batch = (low + high) / 2
-        low, high = (batch, high) if batch / _step_s(batch) < rate else (low, batch)
-    return Load(min(rate, batch / _step_s(batch)), 1.0, batch, _step_s(batch))
+def _followed(simulated: SimulatedPod, rate: float, tpot_s: float, start: int) -> Iterator[int]:
+    """Pods in 40 windows, by the example's rule: 80% of a pod, at most two pods up or one down at a time."""
+    profile = PROFILE.model_copy(update={"costs": {ProfileExecutionMode.UNIFORM: simulated.cost}})
+    pods = start
+    for _ in range(40):
+        pod = simulated.load(rate / pods)
+        advice = capacity(profile, replace(pod, tokens_per_s=pods * pod.tokens_per_s), tpot_s)
+        assert advice is not None
+        pods = max(pods - 1, min(pods + 2, math.ceil(advice.replicas / 0.8)))
+        yield pods
 
 
 @pytest.mark.parametrize("start", [1, 2, 5, 12])
-def test_autoscaler_that_follows_demand_settles_where_the_slo_holds(start: int) -> None:
-    """The example's rule: 80% of a pod, at most two pods up or one down at a time. Far from the SLO the demand is too
-    low, as contexts matter less in small batches; it is right where it is acted on."""
-    rate, tpot_s, pods = 24_000.0, 0.025, start
-    for _ in range(30):
-        pod = _pod(rate / pods)
-        load = replace(pod, tokens_per_s=pods * pod.tokens_per_s)
-        advice = capacity(PROFILE, load, tpot_s)
+@pytest.mark.parametrize(
+    "simulated",
+    [
+        SimulatedPod(COST),
+        SimulatedPod(CHEAP),
+        SimulatedPod(COST, reports_slopes=True),
+        SimulatedPod(CHEAP, reports_slopes=True),
+        SimulatedPod(COST, excess_s=0.01, reports_slopes=True),
+        SimulatedPod(CHEAP, excess_s=0.01, reports_slopes=True),
+    ],
+)
+def test_autoscaler_that_follows_demand_settles_where_the_slo_holds(simulated: SimulatedPod, start: int) -> None:
+    """Pods of CHEAP went up and down for ever with an excess that grows as the profile does, past the SLO once in each
+    round: contexts make their requests expensive, and the profile says that these cost little. With an excess that
+    every step has, demand grew with the pods without end: all of it counted as the requests'."""
+    rate, tpot_s = 24_000.0, 0.025
+    settled = [*_followed(simulated, rate, tpot_s, start)][-10:]
+    least = next(count for count in range(1, 40) if simulated.load(rate / count).step_s <= tpot_s)
+    assert all(simulated.load(rate / pods).step_s <= tpot_s for pods in settled)
+    assert least <= min(settled) <= max(settled) <= math.ceil(least / 0.8)
+
+
+def requests_that_keep(load: Load, tpot_s: float) -> int:
+    """Most requests of a pod whose time per token meets `tpot_s`."""
+    pod = capacity(PROFILE, load, tpot_s)
+    assert pod is not None
+    return pod.requests
+
+
+def test_excess_of_every_step_is_not_the_requests_own() -> None:
+    """10 ms more in each step, and a slope as profiled: T(B) = 20 ms + 0.1 ms * B, so 50 requests keep 25 ms. Taken for
+    the requests' own, as without slopes, it let 10 requests of a pod keep 25 ms, and the next pods still fewer."""
+    load = Load(tokens_per_s=1_000, tokens_per_step=1.0, batch=10, step_s=0.021, slopes=Slopes(0.0001, 1.0))
+    assert requests_that_keep(load, 0.02501) == 50
+    assert requests_that_keep(replace(load, slopes=None), 0.02501) == 13
+
+
+def test_larger_batches_that_draft_less_take_more_pods() -> None:
+    """2 tokens at 20 requests and 1.5 of a further one: E(B) = 1.5 + 10 / B, so T(B) = 11 ms + 0.15 ms * B, and 60
+    requests keep 12 ms a token. With 2 tokens at each batch 70 would."""
+    load = Load(1_000, 2.0, 20, COST.without_context_s(20, 2), Slopes(step_s=0.00015, tokens=1.5))
+    assert requests_that_keep(load, 0.01201) == 60
+    assert requests_that_keep(replace(load, slopes=None), 0.01201) == 70
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A pod that reads prompts of one length in chunks, and gives answers of one length."""
+
+    prompt: int
+    answer: int
+    token_s: float = 3e-5
+    context_token_s: float = 8e-8
+
+    @property
+    def cost(self) -> ProfileStepCost:
+        return ProfileStepCost(constant_s=0.008, per_batched_token_s=self.token_s)
+
+    def capacity_per_s(self, tpot_s: float) -> float:
+        """Tokens per second at which the mean step takes `tpot_s`: each answer token brings its share of the prompt."""
+        request_s = self.token_s * (1 + self.prompt / self.answer) + self.context_token_s * self.prompt
+        return (tpot_s - self.cost.constant_s) / request_s / tpot_s
+
+    def window(self, rate: float, seed: int = 0) -> WindowFigures:
+        """300 s of Poisson arrivals that bring `rate` tokens/s: in a step 2,048 tokens and 256 requests at most."""
+        draw, clock_s, arrival_s = random.Random(seed), 0.0, 0.0
+        waiting: list[int] = []
+        running: list[int] = []
+        steps: list[tuple[int, float, float, int]] = []
+        while clock_s < 300:
+            while arrival_s <= clock_s:
+                waiting.append(self.prompt)
+                arrival_s += draw.expovariate(rate / self.answer)
+            if not waiting and not running:
+                clock_s = arrival_s
+                continue
+            batch, room, begun = len(running), 2048 - len(running), 0
+            while waiting and room and batch + begun < 256:
+                read = min(waiting[0], room)
+                waiting[0] -= read
+                room -= read
+                if not waiting[0]:
+                    waiting.pop(0)
+                    begun += 1
+            decode_s = self.cost.without_context_s(batch, 1) + self.context_token_s * self.prompt * batch
+            prompts_s = self.token_s * (2048 - batch - room)
+            clock_s += decode_s + prompts_s
+            steps.append((batch, decode_s if batch else 0.0, prompts_s if batch else decode_s + prompts_s, begun))
+            running = [left - 1 for left in running if left > 1] + [self.answer] * begun
+        return WindowFigures(
+            window_s=300.0, pods_answered=1, pods_ready=1, busy_steps=len(steps), tokens_per_step=1.0,
+            output_tokens=sum(batch + begun for batch, _, _, begun in steps),
+            request_steps=sum(batch for batch, *_ in steps),
+            busy_s=sum(decode_s + prompts_s for _, decode_s, prompts_s, _ in steps),
+            batch_squared=sum(batch * batch for batch, *_ in steps),
+            batch_busy_s=sum(batch * decode_s for batch, decode_s, *_ in steps),
+            prompt_busy_s=sum(prompts_s for _, _, prompts_s, _ in steps),
+        )  # fmt: skip
+
+    def advice(self, figures: WindowFigures, tpot_s: float) -> Capacity | None:
+        load = load_of(figures)
+        assert load is not None
+        return capacity(PROFILE.model_copy(update={"costs": {ProfileExecutionMode.UNIFORM: self.cost}}), load, tpot_s)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.8])
+@pytest.mark.parametrize("pod", [Prompts(500, 200), Prompts(2000, 200), Prompts(6000, 100)])
+def test_prompts_count_as_their_requests(pod: Prompts, share: float) -> None:
+    """Arrivals do not depend on the batch, so that a slope over all of a step's seconds took prompts for every step's:
+    at 6,000 prompt and 100 answer tokens demand was 0.01, of 0.24 that are right."""
+    advice = pod.advice(pod.window(share * pod.capacity_per_s(0.03)), tpot_s=0.03)
+    assert advice is not None
+    assert advice.replicas == pytest.approx(share, rel=0.15)
+
+
+@pytest.mark.parametrize("start", [1, 4, 9])
+def test_autoscaler_leaves_an_overload_by_long_prompts(start: int) -> None:
+    """A load of three pods. On one, each step reads as many prompts as fit, ten times what the profile says: demand was
+    absent, since the profile seemed to be of another machine, and the autoscaler stayed there."""
+    served, pods, settled = Prompts(6000, 100), start, []
+    rate = 3 * served.capacity_per_s(0.03)
+    for window in range(8):
+        figures = served.window(rate / pods, seed=window)
+        advice = served.advice(replace(figures, output_tokens=pods * figures.output_tokens), tpot_s=0.03)
         assert advice is not None
-        pods = max(pods - 1, min(pods + 2, math.ceil(advice.replicas / 0.8)))
-    least = next(count for count in range(1, 20) if _pod(rate / count).step_s <= tpot_s)
-    assert _pod(rate / pods).step_s <= tpot_s
-    assert least <= pods <= math.ceil(least / 0.8)
+        pods = math.ceil(advice.replicas / 0.8)
+        settled.append(pods)
+    assert {*settled[-4:]} == {4}
+
+
+def test_demand_does_not_jump_as_batches_vary_more() -> None:
+    """Poisson loads vary by 10% at 100 requests, right at the threshold that slopes had: demand went from 1 to 1.8 and
+    back from window to window. Steps of 100 requests take 24 ms, of which 4 ms are every step's."""
+
+    def replicas(spread: float) -> float:
+        squared = 1_000 * 100**2 * (1 + spread)
+        load = load_of(WindowFigures(
+            window_s=60.0, pods_answered=1, pods_ready=1, output_tokens=100_000, request_steps=100_000,
+            busy_steps=1_000, busy_s=24.0, tokens_per_step=1.0, batch_squared=squared,
+            batch_busy_s=0.024 * 100_000 + 0.0001 * (squared - 1_000 * 100**2),
+        ))  # fmt: skip
+        assert load is not None
+        pod = capacity(PROFILE, load, tpot_s=0.0265)
+        assert pod is not None
+        return pod.replicas
+
+    demands = [replicas(spread / 1000) for spread in range(60)]
+    assert demands[0] > 1.05 * demands[-1]
+    assert demands == sorted(demands, reverse=True)
+    assert max(before / after for before, after in itertools.pairwise(demands)) < 1.02
+
+
+@pytest.mark.parametrize(
+    ("cost", "load"),
+    [
+        (ProfileStepCost(constant_s=0.0), Load(100, 1.0, 1.0, 0.01)),
+        (COST, Load(100, 1.0, 1e15, 0.01)),
+        (COST, Load(100, 1.0, 1e15, COST.without_context_s(1e15, 1))),
+    ],
+    ids=["empty-profile", "absurd-batch", "absurd-batch-as-profiled"],
+)
+def test_absurd_numbers_have_no_demand(cost: ProfileStepCost, load: Load) -> None:
+    profile = PROFILE.model_copy(update={"costs": {ProfileExecutionMode.UNIFORM: cost}})
+    assert capacity(profile, load, tpot_s=0.02) is None
+
+
+def test_fraction_of_a_step_is_too_few_to_tell_its_time() -> None:
+    """Prometheus extrapolates: a counter that did not grow by one may have grown by 1e-9."""
+    figures = replace(_figures(1_000, 10, 0.011), busy_steps=1e-9)
+    assert load_of(figures) == Load(tokens_per_s=1_000, tokens_per_step=1.0, batch=1.0, step_s=0.0)
+
+
+def test_slopes_of_a_window_are_those_of_its_steps() -> None:
+    """Half of the steps have 10 requests, 12 ms and 5 accepted tokens, half 30 requests, 18 ms and 9: 0.3 ms and 1.2
+    tokens a request. Steps of one batch tell no slope, and pods of older releases report none."""
+    figures = WindowFigures(
+        window_s=60.0, pods_answered=1, pods_ready=1, output_tokens=27_000, request_steps=20_000, busy_steps=1_000,
+        busy_s=15.0, tokens_per_step=1.35, drafters={"pld": DrafterFigures(accepted=7_000)},
+        batch_squared=500 * (100 + 900), batch_busy_s=500 * (0.12 + 0.54), batch_accepted=500 * (50 + 270),
+    )  # fmt: skip
+    load = load_of(figures)
+    assert load is not None
+    assert load.slopes is not None
+    assert load.slopes.step_s == pytest.approx(0.0003)
+    assert load.slopes.tokens == pytest.approx(1.2)
+    for one_batch in (replace(figures, batch_squared=1_000 * 400), replace(figures, batch_squared=0.0)):
+        load = load_of(one_batch)
+        assert load is not None
+        assert load.slopes is None
 
 
 def test_profile_of_another_machine_says_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.runtime_state import (
@@ -174,6 +175,7 @@ def test_a_service_of_any_shape_has_names() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.booleans()), min_size=14, max_size=40))
+@pytest.mark.slow
 def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool]]) -> None:
     """Whatever a pod does, the sum never exceeds what it produced and misses only what no report showed."""
     history, process, count, produced, unseen = History(), START, 0, 0, 0

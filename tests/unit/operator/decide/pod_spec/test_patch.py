@@ -265,6 +265,7 @@ JSON = st.recursive(
 
 
 @given(patch=st.dictionaries(FIELDS, JSON, max_size=4))
+@pytest.mark.slow
 def test_no_patch_ends_the_operator(patch: dict[str, Any]) -> None:
     """The CRD keeps whatever it does not know; a decision that raised would be tried for ever."""
     world = World(manifest(podTemplate=patch))

@@ -124,6 +124,35 @@ def test_a_job_of_the_platform_is_waited_for() -> None:
     assert "of another namespace" in tenant.condition(C.PROFILES_READY).message
 
 
+def test_of_two_jobs_that_began_at_once_the_later_goes() -> None:
+    """Each of two namespaces saw no Job of the other when it made its own, and both measured."""
+    second = world_of("second")
+    second.settle()
+    second.roll_out()
+    second.settle()
+    (job,) = second.jobs()
+    second.measured_elsewhere = frozenset({job})
+    second.settle()
+    assert second.jobs() == []
+    assert "of another namespace" in second.condition(C.PROFILES_READY).message
+
+
+def test_a_job_that_runs_measures_to_its_end() -> None:
+    """Its accelerator is taken already."""
+    second = world_of("second")
+    second.settle()
+    second.roll_out()
+    second.settle()
+    (job,) = second.jobs()
+    second.job_pods[job] = {
+        "metadata": {"name": f"{job}-x", "labels": {"batch.kubernetes.io/job-name": job}},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "profiler", "state": {"running": {}}}]},
+    }
+    second.measured_elsewhere = frozenset({job})
+    second.settle()
+    assert job in second.jobs()
+
+
 def test_a_job_that_waits_for_room_goes_once_others_measured() -> None:
     tenant = world_of("tenant")
     tenant.settle()

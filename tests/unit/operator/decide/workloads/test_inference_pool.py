@@ -14,8 +14,8 @@ from outrider_operator.cluster_model import (
     NETWORK_POLICY,
     SERVING,
     ApiRefusal,
+    KindAccess,
     Object,
-    PoolAccess,
 )
 from outrider_operator.decide import decide
 from outrider_operator.plan import Delete, fingerprint
@@ -119,7 +119,7 @@ def test_pool_that_may_not_be_looked_for_may_be_left() -> None:
     world = World(manifest(**ON))
     world.settle()
     world.patch(gateway={"inferencePool": False})
-    world.pool_access = PoolAccess.FORBIDDEN
+    world.pool_access = KindAccess.FORBIDDEN
     del world.objects[INFERENCE_POOL, "chat"]  # what is forbidden is not seen
     world.settle()
     assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
@@ -148,11 +148,11 @@ def test_foreign_pool_of_the_name_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("access", "reason", "words"),
     [
-        (PoolAccess.NOT_INSTALLED, "False/NotInstalled", "install its CRDs"),
-        (PoolAccess.FORBIDDEN, "False/ChildRejected", "install the chart"),
+        (KindAccess.NOT_INSTALLED, "False/NotInstalled", "install its CRDs"),
+        (KindAccess.FORBIDDEN, "False/ChildRejected", "install the chart"),
     ],
 )
-def test_cluster_without_the_extension_serves_on(access: PoolAccess, reason: str, words: str) -> None:
+def test_cluster_without_the_extension_serves_on(access: KindAccess, reason: str, words: str) -> None:
     """The pool is made once the extension is there."""
     world = World(manifest(**ON))
     world.pool_access = access
@@ -162,7 +162,7 @@ def test_cluster_without_the_extension_serves_on(access: PoolAccess, reason: str
     assert words in world.condition(C.INFERENCE_POOL_READY).message
     assert world.reason(C.READY) == "True/EndpointReady"
     assert plan.requeue_after_s is not None, "no watch tells of the extension"
-    world.pool_access = PoolAccess.SERVED
+    world.pool_access = KindAccess.SERVED
     world.settle()
     assert world.reason(C.INFERENCE_POOL_READY) == "True/PoolCurrent"
 

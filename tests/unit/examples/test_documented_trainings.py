@@ -1,0 +1,54 @@
+"""The trainings of docs/how-to/train-a-draft.md, in order, on a tiny target: each command is taken and makes a head."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from eagle3.target import Target
+
+from tests.documented_commands import Command, Runner, commands_of
+
+pytestmark = pytest.mark.slow
+
+SIZES = ("--batch=32", "--length=16", "--draft-vocabulary=64", "--device=cpu", "--steps=1")
+"""Options for a target of 200 tokens."""
+PROMPTS = [f"w{number} w{number + 9} w3" for number in range(5, 25)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's folder: it has the prompts, and gets the heads."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "mine.txt").write_text("\n".join(PROMPTS))
+    (home / "spec_bench.jsonl").write_text("\n".join(json.dumps({"turns": [prompt]}) for prompt in PROMPTS))
+    return home
+
+
+@pytest.mark.parametrize("command", commands_of(Runner.TRAINERS), ids=str)
+def test_documented_training_makes_a_head(
+    command: Command, target: Target, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    monkeypatch.setattr("train_eagle3.VOCABULARY_TOKENS", 500)  # tokens that are read before the first step
+    _python, program, *arguments = command.words
+    arguments = [_places(home, target).get(word, word) for word in arguments]
+    name = Path(program).stem
+    assert importlib.import_module(name).main([*arguments, *SIZES]) == 0
+    if "--output" in arguments:
+        head = Path(arguments[arguments.index("--output") + 1])
+        assert (head / "model.safetensors").exists()
+
+
+def _places(home: Path, target: Target) -> dict[str, str]:
+    """The reader's folder -> where it is here. The other head is the one that the page's first command made."""
+    names = ("my-llama-eagle3", "my-llama-medusa", "my-llama-block")
+    targets = dict.fromkeys(("~/my-llama", "~/.cache/outrider/models/smollm2-135m-instruct"), _folder_of(target))
+    return {**targets, **{f"~/{name}": str(home / name) for name in names}, "~/another-head": str(home / names[0])}
+
+
+def _folder_of(target: Target) -> str:
+    return str(target.model.config._name_or_path)
