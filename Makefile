@@ -5,7 +5,7 @@ PYTHON3 ?= python3
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
-PROCESSES ?= 3
+PROCESSES ?= 4
 unexport PYTHONDONTWRITEBYTECODE  # with it every process of the tests compiles our modules, and pytest rewrites each file
 
 .PHONY: help demo test test-fast lint deps deps-fast code bench recording crds docs profile simulate clean
@@ -16,7 +16,7 @@ help: ## list the targets
 demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
-test: deps lint ## every test, with a real cluster and real engines, in PROCESSES=3
+test: deps lint ## every test, with a real cluster and real engines, in PROCESSES=4
 	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations=20 --file-budgets=tests/file_budgets.toml
 
 test-fast: code ## the unit tests without those marked slow

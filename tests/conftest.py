@@ -21,11 +21,31 @@ if DEVICE not in ("cpu", "gpu"):
 if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+TOGETHER = {
+    "tests/operator/api": "clusters without an operator",
+    "tests/operator/chart": "clusters without an operator",
+    "tests/cluster": "clusters without an operator",
+    "tests/operator": "the operator's cluster",
+    "tests/e2e": "the end-to-end cluster",
+    "tests/engine/test_server_": "the session's server",
+}
+"""What one process runs in one go because it shares a cluster or a server, by the beginning of the file's path."""
 LONGEST_FIRST = (
-    "cluster", "e2e", "test_profiler.py", "test_windowed_draft_model.py", "test_two_ranks.py", "test_block_drafts.py",
-    "engine", "torch_engine", "control",
-)  # fmt: skip
-"""Folders and files; the tests of the operator share the cluster's process."""
+    "tests/operator/api",
+    "tests/operator/chart",
+    "tests/cluster",
+    "tests/operator",
+    "tests/e2e",
+    "tests/engine/test_profiler.py",
+    "tests/engine/test_windowed_draft_model.py",
+    "tests/engine/test_two_ranks.py",
+    "tests/engine/test_block_drafts.py",
+    "tests/engine",
+    "tests/unit/torch_engine",
+    "tests/unit/control",
+)
+"""Beginnings of paths. Tests of the API write a status themselves: where there is one process, they run before an
+operator starts."""
 FIRST_SERVED = ("cluster", "operator", "e2e", "test_profiler.py", "test_profiling.py")
 """Folders and files whose tests get the processor before others: a kubelet's probes are answered in time, and what is
 measured is not the neighbour."""
@@ -55,8 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    parts = item.path.parts
-    turns = (place for place, part in enumerate(LONGEST_FIRST) if part in parts)
+    turns = (place for place, beginning in enumerate(LONGEST_FIRST) if item.nodeid.startswith(beginning))
     return next(turns, len(LONGEST_FIRST))
 
 
@@ -65,16 +84,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
-    """What one process runs in one go: the cluster's tests, which mostly wait; those of the engines that a file starts,
-    which compute; a folder of unit tests. A process that is idle takes the next."""
+    """One process runs TOGETHER's tests of one name, which mostly wait; those of the engines that a file starts, which
+    compute; or a folder of unit tests. A process that is idle takes the next."""
 
     def _split_scope(self, nodeid: str) -> str:
+        shared = (name for beginning, name in TOGETHER.items() if nodeid.startswith(beginning))
         file = PurePosixPath(nodeid.split("::")[0])
-        _, folder, *_ = file.parts
-        if folder in ("cluster", "operator"):
-            return "the session's cluster"
-        if folder == "e2e":
-            return "the end-to-end cluster"
-        if file.match("engine/test_server_*"):
-            return "the session's server"
-        return str(file if folder == "engine" else file.parent)
+        return next(shared, str(file if nodeid.startswith("tests/engine/") else file.parent))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,15 +21,6 @@ RESYNC = "60s"
 """Resync interval as shipped: a short one would hide a missing wake-up."""
 
 Make = Callable[..., Service]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the API alone come first, in whatever order they were selected: they write a status themselves."""
-    folder = Path(__file__).parent
-    places = [place for place, item in enumerate(items) if folder in item.path.parents]
-    ordered = sorted((items[place] for place in places), key=lambda item: folder / "api" not in item.path.parents)
-    for place, item in zip(places, ordered, strict=True):
-        items[place] = item
 
 
 @pytest.fixture(scope="session")

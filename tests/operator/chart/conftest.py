@@ -12,8 +12,8 @@ from tests.cluster.spec import ClusterSpec
 
 
 @pytest.fixture(scope="module")
-def bare(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
-    """A cluster of one node with nothing of Outrider's. (`cluster` says, by its skip, where there can be none.)"""
-    del cluster
+def bare(own_cluster_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
+    """A cluster of one node with nothing of Outrider's. (`own_cluster_folder` skips where there can be none.)"""
+    del own_cluster_folder
     with Cluster(ClusterSpec(nodes=1), Path(tmp_path_factory.mktemp("chart-cluster"))) as started:
         yield started
