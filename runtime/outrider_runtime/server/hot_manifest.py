@@ -64,10 +64,11 @@ def _by_name(boot: BootConfig) -> BootConfig:
     return boot.model_copy(update={"draft_pool": sorted(boot.draft_pool, key=lambda drafter: drafter.name)})
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """Return a value that changes with the file's content; None while the file is missing."""
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """Return a value that changes with the file's content; None while the file is missing. A file that was read while
+    it was empty, in the midst of an edit, may have the same time afterwards: clocks of file systems tick every 4 ms."""
     try:
         status = file.stat()
     except OSError:  # an editor is replacing the file
         return None
-    return status.st_mtime_ns, status.st_ino
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,14 @@ def test_watcher_survives_recursion_error_in_manifest(
     while thread.is_alive():
         manifest.write_text(manifest.read_text() + "\n")
         thread.join(0.05)
+
+
+def test_edit_that_was_read_half_done_is_read_again(manifest: Path) -> None:
+    """Bug: a file that was read while an editor had emptied it has the same time afterwards, within the tick of the
+    file system's clock: the edit was lost."""
+    whole, stamps = manifest.read_text(), list[object]()
+    for text in ("", whole):
+        manifest.write_text(text)
+        os.utime(manifest, ns=(0, 0))
+        stamps.append(hot_manifest._stamp(manifest))
+    assert stamps[0] != stamps[1]
