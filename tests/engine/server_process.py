@@ -21,6 +21,8 @@ from tests.ports import free_port
 
 PATIENCE_S = 600.0
 """Timeout of all waits: a busy machine is slow, not wrong."""
+SETTLED_S = 6 * WRITE_EVERY_S
+"""A state that stays the same for so long, without requests, has all that was counted."""
 MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
 TARGET = MODEL_ROOT / "smollm2-135m-instruct"
 REPETITIVE = "Repeat exactly: one two three four five one two three four five one two three four five"
@@ -84,10 +86,18 @@ class Server:
         return RuntimeState.model_validate_json(self.admin.get("/outrider/state").text)
 
     def settled_state(self) -> RuntimeState:
-        """The state once no request runs and the engine core has written what it counted."""
+        """The state once no request runs and all that the engine core counted has come: its file and the server's look
+        at it are as old as `WRITE_EVERY_S` each, on a busy machine older."""
         self.wait_until("an idle engine", lambda: self.metric("vllm:num_requests_running") == 0)
-        time.sleep(2 * WRITE_EVERY_S)
-        return self.state()
+        states = [self.state()]
+
+        def stands_still() -> bool:
+            time.sleep(SETTLED_S)
+            states.append(self.state())
+            return states[-1].steps == states[-2].steps and states[-1].slo_classes == states[-2].slo_classes
+
+        self.wait_until("a settled state", stands_still)
+        return states[-1]
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the metric's samples with these labels. Raises KeyError when there is none."""

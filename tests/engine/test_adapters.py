@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,15 @@ class Adapted:
         assert answer.json()["model"] == model
         text: str = answer.json()["choices"][0]["text"]
         return text
+
+    @contextmanager
+    def streamed(self, model: str, tokens: int) -> Iterator[Iterator[str]]:
+        """The pieces of an answer, as they come."""
+        body = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        with self.server.api.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200
+            events = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {"))
+            yield (json.loads(event)["choices"][0]["text"] for event in events)
 
     def status(self, model: str) -> int:
         body = {"model": model, "prompt": PROMPT, "max_tokens": 1}
@@ -161,13 +170,11 @@ def test_running_requests_keep_the_weights_they_began_with(adapted: Adapted) -> 
     adapted.want(first="one")
     adapted.wait_for("first")
     start, whole = adapted.answer("first"), adapted.answer("first", tokens=300)
-    answers: list[str] = []
-    request = threading.Thread(target=lambda: answers.append(adapted.answer("first", tokens=300)))
-    request.start()
-    adapted.want(first="two")
-    adapted.server.wait_until("the other weights", lambda: adapted.answer("first") != start)
-    request.join()
-    assert answers == [whole]
+    with adapted.streamed("first", tokens=300) as pieces:
+        began = next(pieces)  # it runs, with the earlier weights
+        adapted.want(first="two")
+        adapted.server.wait_until("the other weights", lambda: adapted.answer("first") != start)
+        assert began + "".join(pieces) == whole
     adapted.want(first="one")
     adapted.server.wait_until("the first weights", lambda: adapted.answer("first") == start)
 

@@ -12,7 +12,7 @@ import yaml
 
 from tests.engine.bucket_server import Bucket, bucket
 from tests.engine.engines import POOR_DRAFT, SMALL
-from tests.engine.server_process import REPETITIVE, Server
+from tests.engine.server_process import PATIENCE_S, REPETITIVE, Server
 
 pytestmark = [
     pytest.mark.model,
@@ -72,6 +72,8 @@ def test_target_and_draft_are_streamed_from_the_bucket(tmp_path: Path, models: B
 def test_bucket_without_the_model_ends_the_pod_with_the_cause(tmp_path: Path, models: Bucket) -> None:
     """Its last line is what a condition shows."""
     server = _server(tmp_path, models, "small/another")
-    assert server.process.wait(120) == 1
-    server.stop()
+    try:
+        assert server.process.wait(PATIENCE_S) == 1
+    finally:
+        server.stop()
     assert "s3://models/small/another' is not in its bucket: there is no config.json" in server.last_lines(1)

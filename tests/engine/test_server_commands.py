@@ -24,9 +24,14 @@ def test_laptop_tutorial_command_shows_what_it_promises(laptop: Laptop, command:
     text = command.text.replace("localhost:8000", f"127.0.0.1:{laptop.server.port}")
     text = text.replace("localhost:9000", f"127.0.0.1:{laptop.server.admin_port}")
     assert text != command.text, "a request to neither port"
+    shown = next(words for address, words in SHOWN.items() if address in text)
+    laptop.server.wait_until(shown, lambda: shown in output_of(text))  # what was decided is written a moment later
+
+
+def output_of(command: str) -> str:
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", text.replace("curl ", "curl -S --fail-with-body ")],
+        ["bash", "-o", "pipefail", "-c", command.replace("curl ", "curl -S --fail-with-body ")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert next(words for address, words in SHOWN.items() if address in text) in done.stdout
+    return done.stdout

@@ -103,7 +103,7 @@ def test_a_signal_ends_a_server_whose_engine_is_starting(models: Counting, tmp_p
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
         assert "stopped while the engine was starting" in server.log.read_text(errors="replace")
-        psutil.wait_procs(family, timeout=60)
+        psutil.wait_procs(family, timeout=PATIENCE_S)
         assert not [child for child in family if child.is_running()]
     finally:
         server.stop()
@@ -133,7 +133,7 @@ def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None
     assert server.process.wait(PATIENCE_S) == 1
     assert "outrider-runtime: the engine has died" in server.last_lines(15)
     assert not list(laptop.run_volume.iterdir())
-    psutil.wait_procs(family, timeout=60)
+    psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not [child for child in family if child.is_running()]
 
 

@@ -98,7 +98,7 @@ def test_a_request_counts_for_its_slo_class(server: Server) -> None:
 
 def test_running_requests_finish_before_the_server_ends(server: Server) -> None:
     """The last test of this server."""
-    body = {"model": MODEL, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
     with server.api.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         first = json.loads(next(line for line in lines if line).removeprefix("data: "))

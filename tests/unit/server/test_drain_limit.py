@@ -29,30 +29,31 @@ spec:
 """
 
 
-async def endless(scope: Any, receive: Any, _send: Any) -> None:
-    """An answer that never comes, as of a request with a million tokens."""
-    assert scope["type"] == "http"
-    await receive()
-    await asyncio.Event().wait()
-
-
 async def test_drain_cuts_endless_requests_off_at_its_limit(caplog: pytest.LogCaptureFixture) -> None:
     """`serve -f` took seven minutes to end after SIGTERM, once: it waited for its requests without a limit."""
     caplog.set_level(logging.WARNING)
+    accepting, asked = asyncio.Event(), asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, _send: Any) -> None:
+        """An answer that never comes, as of a request with a million tokens."""
+        assert scope["type"] == "http"
+        await receive()
+        asked.set()
+        await asyncio.Event().wait()
+
     engine = ServedTorchEngine(SimpleNamespace(errored=False, unfinished=1), endless)  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def started() -> AsyncIterator[ServedTorchEngine]:
         yield engine
 
-    accepting = asyncio.Event()
     server = EngineServer(wrap=lambda app: app, drain=Drain(0.0, 1.0), announce=accepting.set)
     with listen("127.0.0.1", 0, "--port") as listener:
         serving = asyncio.create_task(server.serve(started(), listener))
         await accepting.wait()
         _, writer = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
         writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(asked.wait(), 60)
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
         writer.transport.abort()

@@ -75,7 +75,7 @@ def test_probe_is_answered_under_a_flood_of_connections(serve: Serve, flood: lis
     for _ in range(10 * MOST):
         flood.append(connect(port))
     assert get(port) == (200, "/livez")
-    assert threading.active_count() == threads, "a connection costs no thread"
+    assert threading.active_count() <= threads, "a connection costs no thread"
     assert all(closed(connection) for connection in flood[:-MOST]), "the oldest made room"
 
 

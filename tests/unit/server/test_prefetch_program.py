@@ -21,6 +21,8 @@ from outrider_runtime.prefetch import HubModel, summary, wanted_files
 from tests.ports import free_port
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PATIENCE_S = 300
+"""Timeout of all waits: a busy machine is slow, not wrong."""
 TARGET = HubModel("org/model", None, is_target=True)
 DRAFT = HubModel("org/draft", None, is_target=False)
 OTHER_DRAFT = HubModel("org/other", "main", is_target=False)
@@ -44,7 +46,7 @@ class ModelHub(BaseHTTPRequestHandler):
             self._answer(json.dumps({"id": "org/model", "sha": COMMIT, "siblings": siblings}).encode())
         elif parts[:3] == ["org", "model", "resolve"] and parts[4] in self.files:
             if self.command == "GET" and parts[4] == "model.safetensors":
-                self.gate.wait(60)
+                self.gate.wait(PATIENCE_S)
             self._answer(self.files[parts[4]], {"X-Repo-Commit": COMMIT, "ETag": f'"{parts[4]}"'})
         else:
             self.send_response(404)
@@ -80,6 +82,7 @@ def hub() -> Iterator[tuple[str, threading.Event]]:
 @contextmanager
 def running(url: str, cache: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": str(PATIENCE_S), "HF_HUB_ETAG_TIMEOUT": str(PATIENCE_S)}
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-c", "from outrider_runtime.prefetch import main; main()"]
     command += [*arguments, "--admin-port", str(port)]
@@ -96,14 +99,16 @@ def test_target_is_downloaded_and_progress_is_reported(tmp_path: Path, hub: tupl
     url, gate = hub
     port = free_port()
     with running(url, tmp_path, port, "--target", "org/model@", "--draft", "org/absent@") as process:
-        while process.poll() is None and _reported(port).get("downloadedBytes") != 2:
+        reported = _reported(port)
+        while process.poll() is None and reported.get("downloadedBytes") != 2:
             time.sleep(0.05)  # until the config is there
+            reported = _reported(port)
         assert process.poll() is None, process.communicate()
-        assert _reported(port) == {
+        assert reported == {
             "schemaVersion": 1, "model": "org/model", "downloadedBytes": 2, "totalBytes": 5002,
         }  # fmt: skip
         gate.set()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
     assert "draft 'org/absent' is left out" in said
     assert said.splitlines()[-1] == "on the claim: the target and 0 of 1 drafts"
@@ -116,7 +121,7 @@ def test_target_that_is_not_on_the_hub_ends_it_with_a_sentence(
 ) -> None:
     """Its last line is what Progressing shows."""
     with running(hub[0], tmp_path, free_port(), "--target", "org/absent@main") as process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert said.splitlines()[-1].startswith("outrider-prefetch: model 'org/absent' cannot be had from the hub: ")
 

@@ -94,7 +94,7 @@ def test_job_profiles_target_and_drafters_without_vllm(folder: Path, tmp_path: P
     head = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "metadata": {"name": "chat"}}
     (tmp_path / "service.yaml").write_text(yaml.safe_dump({**head, "spec": spec.wire()}))
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['vllm'] = None\n")
-    for budget_s in (8, 30):  # once more, with more time, where the machine was too busy
+    for budget_s in (8, 30, 90):  # again, with more time, where the machine was too busy
         ended, result = _profile(tmp_path, budget_s)
         reasons = {failure.reason for failure in result.failures}
         if not reasons & {NOISY, TIME_BUDGET_TOO_SMALL}:
@@ -115,6 +115,6 @@ def _profile(folder: Path, budget_s: int) -> tuple[subprocess.CompletedProcess[s
             sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(folder / "service.yaml"),
             f"--time-budget={budget_s}s", "--result", str(folder / "result"),
         ],
-        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     return ended, ProfilingResult.model_validate_json((folder / "result").read_bytes())
