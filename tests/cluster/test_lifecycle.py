@@ -22,6 +22,8 @@ from tests.cluster.subnets import Subnets
 pytestmark = pytest.mark.cluster
 _COMES_BACK_S = 120.0
 """A node's taint goes a minute after the API server came back, which an earlier test may have taken away."""
+_GONE_S = 120.0
+"""Seconds within which a cluster that is ended is gone."""
 _OWNER = """
 import sys, time
 from pathlib import Path
@@ -52,7 +54,7 @@ class Traces:
 
     def assert_gone(self) -> None:
         """No process, link, route, mount; a cgroup without processes may stay."""
-        deadline = time.monotonic() + 30  # the kernel ends namespaces a moment after their first process
+        deadline = time.monotonic() + _GONE_S  # the kernel ends namespaces a moment after their first process
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == []
@@ -130,7 +132,8 @@ def test_two_clusters_side_by_side_and_a_killed_owner_takes_its_own_along(
 
     owner.kill()
     traces.assert_gone()
-    assert not second.is_running()
+    # `unshare` itself holds the lock for a moment more than what it started.
+    second.wait_until("its end", lambda: not second.is_running(), _GONE_S)
     assert _mounts() == mounts
     cluster.wait_until("node-1 takes pods", lambda: "node-1" in cluster.ready_nodes(), _COMES_BACK_S)
 
@@ -155,7 +158,7 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(tmp_path: Path) -> None:
     assert "API server" in process.stderr.readline()
     traces = Traces.of(cluster, cluster.first_process())
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=_GONE_S) == 130
     assert "nothing of the cluster is left" in process.stderr.read()
     process.stderr.close()
     traces.assert_gone()

@@ -16,8 +16,8 @@ from tests.cluster.spec import GPU_RESOURCE, PRODUCT_LABEL
 
 pytestmark = pytest.mark.cluster
 _NAMESPACE = "rig"
-_SOON_S = 120.0
-"""Seconds on a machine that does nothing else; a busy one may take longer without being wrong."""
+_SOON_S = 300.0
+"""Seconds to wait for anything: a busy machine is slow, not wrong."""
 
 
 @pytest.fixture(scope="module", autouse=True)

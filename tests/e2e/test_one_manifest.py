@@ -106,7 +106,7 @@ def test_deleting_the_service_removes_everything_of_it(service: Service) -> None
     service.cluster.wait_until(
         "the children's end",
         lambda: not service.cluster.kubectl("get", kinds, "-l", f"outrider.dev/service={NAME}", "-o", "name").strip(),
-        timeout_s=120,
+        timeout_s=PATIENCE_S,
     )
 
 

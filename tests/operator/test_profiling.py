@@ -11,6 +11,7 @@ import pytest
 from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_operator.kinds import CONFIG_MAP, JOB, SERVICE
+from outrider_operator.validation.reading import annotation
 from pydantic import ValidationError
 
 from tests.cluster import audit
@@ -97,7 +98,7 @@ def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], clu
     pod = service.ready_pods()[0]
     node = cluster.get("node", pod["spec"]["nodeName"])
     product = node["metadata"]["labels"]["nvidia.com/gpu.product"]
-    wait_for("the annotation", lambda: service.pods()[0]["metadata"]["annotations"].get(PRODUCT_ANNOTATION) == product)
+    wait_for("the annotation", lambda: annotation(service.pods()[0], PRODUCT_ANNOTATION) == product)
 
 
 def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service], jobs: Jobs) -> None:
@@ -194,9 +195,15 @@ def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Ma
     serving = uids(small.ready_pods())
     needs = make("needs", profiling={"mode": "Skip"}, **three)
     needs.wait_updated()
-    assert not _running_jobs(client, small)
+    wait_for("the Job's controller to see its pod go", lambda: not _running_jobs(client, small))
     assert uids(small.ready_pods()) == serving
-    assert "Insufficient nvidia.com/gpu" in small.wait("ProfilesReady", "False", "Learning")["message"]
+
+    def is_said() -> bool:
+        """The Job has no new pod at first, and then one that the scheduler has not looked at."""
+        said = small.condition("ProfilesReady")
+        return said["reason"] == "Learning" and "Insufficient nvidia.com/gpu" in said["message"]
+
+    wait_for("what the Job waits for", is_said)
 
 
 @pytest.mark.parametrize("hopeless", ["affinity", "claim"])

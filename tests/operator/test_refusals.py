@@ -30,8 +30,9 @@ BROKEN_WEBHOOK = "tests-broken"
 TOUCH = {"metadata": {"annotations": {"example.com/touched": "now"}}}
 
 
-Refuse = Callable[[str, str, str], None]
-"""refuse(group, resource, expression): HTTP 500 for the objects that the CEL expression is true of."""
+Refuse = Callable[[str, str, str, tuple[str, ...]], None]
+"""refuse(group, resource, expression, example): HTTP 500 for the objects that the CEL expression is true of, from its
+return on. example: arguments with which kubectl writes such an object."""
 
 
 Slow = tuple[str, webhook.HoldingWebhook]
@@ -42,13 +43,15 @@ Slow = tuple[str, webhook.HoldingWebhook]
 def refuse(cluster: Cluster, namespace: str) -> Generator[Refuse, None, None]:
     """A webhook without a server, for objects of the module's namespace."""
 
-    def add(group: str, resource: str, expression: str) -> None:
+    def add(group: str, resource: str, expression: str, example: tuple[str, ...]) -> None:
         conditions = [{"name": "marked", "expression": expression}]
         unreachable = {"url": "https://127.0.0.1:9/"}
         webhook.configure(
             cluster, BROKEN_WEBHOOK, namespace, unreachable, group=group, resource=resource, matchConditions=conditions,
             timeoutSeconds=1,
         )  # fmt: skip
+        dry_run = (*example, "--dry-run=server", "-n", namespace)
+        wait_for("the webhook", lambda: BROKEN_WEBHOOK in cluster.try_kubectl(*dry_run).stderr)
 
     yield add
     cluster.kubectl("delete", webhook.KIND, BROKEN_WEBHOOK, "--ignore-not-found")
@@ -120,7 +123,7 @@ def test_a_service_that_another_made_is_not_taken_over(
     make: Make, refuse: Refuse, cluster: Cluster, client: Client, namespace: str
 ) -> None:
     """Ours was refused, theirs came into its place: theirs stays as it is, and stays when ours is deleted."""
-    refuse("", "services", "has(object.metadata.labels)")
+    refuse("", "services", "has(object.metadata.labels)", ("create", "service", "clusterip", "probe", "--tcp=80"))
     ours = make("taken", profiling={"mode": "Skip"})
     assert BROKEN_WEBHOOK in ours.wait("SpecValid", "False", "ChildRejected")["message"]
     theirs = {"metadata": {"name": "taken", "namespace": namespace}, "spec": {"ports": [{"port": 1234}]}}
@@ -140,7 +143,8 @@ def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: M
     service = make("webhook", profiling={"mode": "Skip"})
     service.wait_updated()
     revision = service.revision
-    refuse("apps", "deployments", "object.spec.template.spec.containers.exists(c, c.env.exists(e, e.name == 'REFUSE'))")
+    marked = "object.spec.template.spec.containers.exists(c, c.env.exists(e, e.name == 'REFUSE'))"
+    refuse("apps", "deployments", marked, ("set", "env", "deployment/webhook", "REFUSE=me"))
     service.patch({"engine": {"env": [*environment(), {"name": "REFUSE", "value": "me"}]}, "replicas": 2})
     assert BROKEN_WEBHOOK in service.wait("SpecValid", "False", "ChildRejected")["message"]
     assert service.condition("Updated")["reason"] == "ChildRejected"
@@ -163,8 +167,8 @@ def test_a_policy_that_rewrites_images_is_reported_and_not_fought(make: Make, cl
         container = service.child(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]
         return bool(container["imagePullPolicy"] == "Never")
 
-    wait_for("the policy", is_rewritten, 60)
-    wait_for("the condition", lambda: "imagePullPolicy" in service.condition("SpecValid")["message"], 60)
+    wait_for("the policy", is_rewritten)
+    wait_for("the condition", lambda: "imagePullPolicy" in service.condition("SpecValid")["message"])
     assert service.condition("SpecValid")["status"] == "True"
     service.wait_updated()
     before = _writes(cluster, service)
@@ -273,7 +277,7 @@ def test_namespace_that_is_deleted_gives_no_warnings(
         client.create(SERVICE, manifests.service(name, namespace))
     for name in ("a", "b", "c"):
         Service(client, namespace, name).wait_updated()
-    cluster.kubectl("delete", "namespace", namespace, "--timeout=100s")
+    cluster.kubectl("delete", "namespace", namespace, "--timeout=300s", timeout_s=330)
     lines = [line for line in operator_process.log_text().splitlines() if namespace in line]
     assert lines
     assert [line for line in lines if "[INFO " not in line] == []

@@ -245,6 +245,7 @@ def test_only_one_operator_is_active(
     operator_process: OperatorProcess, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """A second one stands by, alive, and takes over when the first gives the Lease back."""
+    wait_for("the first to lead", lambda: operator_process.metric("outrider_operator_leading") == 1)
     second = OperatorProcess(cluster.kubeconfig, tmp_path / "second.log", OUTRIDER_POD_NAME="second")
     second.start(OUTRIDER_METRICS_WINDOW=WINDOW)
     try:

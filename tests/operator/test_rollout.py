@@ -206,8 +206,9 @@ def test_scale_during_a_rollout(services: dict[str, Service], cluster: Cluster) 
     cluster.kubectl("scale", "specsvc/hasty", "--replicas=3", "-n", service.namespace)
     service.wait_updated()
     wait_for("three pods", lambda: len(service.ready_pods()) == 3)
+    wait_for("three pods in the status", lambda: service.read()["status"]["replicas"] == 3)
     document = service.read()
-    assert document["status"]["replicas"] == document["spec"]["replicas"] == 3
+    assert document["spec"]["replicas"] == 3
     assert service.child(DEPLOYMENT)["spec"]["replicas"] == 3
     assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.ready_pods()} == {service.revision}
     selected = service.client.list(POD, service.namespace, document["status"]["selector"])

@@ -30,7 +30,7 @@ def test_a_crd_that_goes_and_comes_back_ends_nothing(
     """A reinstallation of the CRD: the same process forgets the old services, and serves the new ones."""
     service = make("again", profiling={"mode": "Skip"})
     service.wait_updated()
-    cluster.kubectl("delete", "crd", CRD_NAME, "--timeout=120s")
+    cluster.kubectl("delete", "crd", CRD_NAME, "--timeout=300s", timeout_s=330)
     wait_for("no service to be known", lambda: operator_process.metric("outrider_operator_services") == 0)
     cluster.kubectl("apply", "--server-side", "-f", str(CRD_FILE))
     wait_for("the API to be served", lambda: cluster.try_kubectl("get", PLURAL, "-A").returncode == 0)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
+from tests.operator.client import PATIENCE_S
 from tests.operator.manifests import IMAGE
 
 USER = 1000690000
@@ -37,7 +38,7 @@ def assign_users(cluster: Kubectl, namespace: str) -> None:
         ),
         _binding("ValidatingAdmissionPolicyBinding", validationActions=["Deny"]),
     )
-    cluster.wait_until("users to be assigned", lambda: _user_of_a_pod(cluster, namespace) == USER, 60)
+    cluster.wait_until("users to be assigned", lambda: _user_of_a_pod(cluster, namespace) == USER, PATIENCE_S)
 
 
 def deny_by_default(cluster: Kubectl, namespace: str) -> None:

@@ -25,7 +25,7 @@ def install(cluster: Kubectl, verb: str, chart: Path, values_file: str, namespac
     """`helm install` or `helm upgrade` of the release, until its operator is ready; else ClusterError with its log."""
     try:
         cluster.helm(
-            verb, RELEASE, str(chart), "-n", namespace, "-f", values_file, "--wait", "--timeout", "180s",
+            verb, RELEASE, str(chart), "-n", namespace, "-f", values_file, "--wait", "--timeout", "600s",
             *(["--create-namespace"] if verb == "install" else []),
         )  # fmt: skip
     except ClusterError as error:

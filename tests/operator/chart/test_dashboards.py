@@ -8,7 +8,8 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from setup import system
 from tests.operator import manifests
 from tests.operator.chart.release import CHART
+from tests.operator.client import PATIENCE_S
 from tests.operator.standin.state import Behaviour, runtime_state
 from tests.operator.stored_prometheus import stored_prometheus
 
@@ -100,15 +102,16 @@ def test_prometheus_parses_every_query(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
-    """A Prometheus that scraped a pod and the operator for ten minutes."""
-    with stored_prometheus(tmp_path_factory.mktemp("dashboards"), _scrapes(time.time())) as started:
-        yield started
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str], list[Any]], None, None]:
+    """Answers queries as of the last scrape: a Prometheus that scraped a pod and the operator for ten minutes."""
+    end = time.time()
+    with stored_prometheus(tmp_path_factory.mktemp("dashboards"), _scrapes(end)) as address:
+        yield partial(_answer, address, end)
 
 
-def test_every_panel_of_a_busy_service_shows_something(address: str) -> None:
+def test_every_panel_of_a_busy_service_shows_something(answer: Callable[[str], list[Any]]) -> None:
     """Metrics of a pod, as its exporter writes them, and of the operator; what the engine exports is not here."""
-    empty = [panel for panel, query in _queries() if not OF_THE_ENGINE.search(query) and not _answer(address, query)]
+    empty = [panel for panel, query in _queries() if not OF_THE_ENGINE.search(query) and not answer(query)]
     assert sorted(set(empty)) == []
 
 
@@ -168,8 +171,8 @@ def _service() -> dict[str, Any]:
     return {"metadata": metadata, "spec": {}, "status": {"conditions": conditions, "demand": demand}}
 
 
-def _answer(address: str, query: str) -> list[Any]:
-    url = f"{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=10) as response:
+def _answer(address: str, at: float, query: str) -> list[Any]:
+    url = f"{address}/api/v1/query?{urllib.parse.urlencode({'query': query, 'time': f'{at:.3f}'})}"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
         result: list[Any] = json.load(response)["data"]["result"]
     return [series for series in result if series["value"][1] != "NaN"]

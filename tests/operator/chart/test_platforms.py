@@ -18,7 +18,7 @@ from tests.cluster.cluster import Cluster
 from tests.operator import manifests
 from tests.operator.chart.platforms import ASSIGNS_USER, USER, assign_users, client_pod, deny_by_default, reaches
 from tests.operator.chart.release import CHART, RELEASE, install, values, write_values
-from tests.operator.client import Client, Service, wait_for
+from tests.operator.client import PATIENCE_S, Client, Service, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -96,8 +96,9 @@ def test_the_admin_port_is_for_the_operator_and_for_monitoring(bare: Cluster, re
     address, name = pod["status"]["podIP"], restricted.name
     for client in ("monitor", "stranger"):
         bare.apply(client_pod(client, name))
-        bare.wait_until(client, partial(reaches, bare, client, name, address, SERVING_PORT), 60)
-    assert reaches(bare, "monitor", name, address, ADMIN_PORT)
+        bare.wait_until(client, partial(reaches, bare, client, name, address, SERVING_PORT), PATIENCE_S)
+    # The policy knows it once its address is in its status, which may be a moment after its first connection.
+    bare.wait_until("monitoring", partial(reaches, bare, "monitor", name, address, ADMIN_PORT), PATIENCE_S)
     assert not reaches(bare, "stranger", name, address, ADMIN_PORT)
 
 
@@ -109,9 +110,7 @@ def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy
         ("Updated", "False", "ConfigPending"),
         ("GoodputHealthy", "Unknown", "MetricsUnavailable"),
     ):
-        said = openshift.service.wait(kind, status, reason)["message"]
-        assert "NetworkPolicy default-deny selects it" in said
-        assert "servingNetworkPolicy.enabled" in said
+        wait_for(f"the policy's name in {kind}", partial(_names_policy, openshift.service, kind, status, reason))
     bare.kubectl("delete", "networkpolicy", "default-deny", "-n", openshift.name)
     openshift.service.wait_updated()
 
@@ -141,6 +140,15 @@ def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: 
     wait_for("both pods", lambda: len(openshift.service.ready_pods()) == 2)
     writers = _writers(bare, openshift.name)
     assert writers == {f"system:serviceaccount:{openshift.system}:{RELEASE}"}
+
+
+def _names_policy(service: Service, kind: str, status: str, reason: str) -> bool:
+    """The reason may be there before the first connection to the pod has failed."""
+    condition = service.condition(kind)
+    words = ("NetworkPolicy default-deny selects it", "servingNetworkPolicy.enabled")
+    return (condition.get("status"), condition.get("reason")) == (status, reason) and all(
+        word in condition["message"] for word in words
+    )
 
 
 def _series(cluster: Cluster, team: Team) -> set[tuple[str, ...]]:
