@@ -29,9 +29,10 @@ def adapted(texts: Iterable[str], substitutions: Sequence[tuple[str, str]]) -> l
 
 
 def printed_by(lines: Iterable[str], cluster: Cluster) -> str:
-    """What the terminal shows when a reader types these lines; each must end with 0."""
+    """What the terminal shows when a reader types these lines; each must end with 0. A port that is forwarded may have
+    ended with its pod."""
     done = subprocess.run(
-        ["bash", "-c", "set -eo pipefail\ntrap 'kill $(jobs -p)' EXIT\n" + "\n".join(lines)],
+        ["bash", "-c", "set -eo pipefail\ntrap 'kill $(jobs -p) || true' EXIT\n" + "\n".join(lines)],
         env=_reader_environment(cluster), cwd=REPOSITORY, capture_output=True, text=True, check=False,
         timeout=PATIENCE_S,
     )  # fmt: skip

@@ -77,7 +77,7 @@ def _story(folder: Path) -> list[str]:
     lines = [_announced(command.page, text) for command, text in zip(story, texts, strict=True)]
     return [
         *lines[:installed],
-        "kubectl rollout status -n outrider-system deploy/outrider --timeout=2m",
+        "kubectl rollout status -n outrider-system deploy/outrider --timeout=5m",
         f"kubectl apply -f {service}",
         f"kubectl wait specsvc/{SERVICE} --for=condition=Ready --timeout=5m",
         *lines[installed:],
