@@ -130,18 +130,15 @@ class Service:
             kind, self.namespace, ",".join(filter(None, [f"outrider.dev/service={self.name}", selector]))
         )
 
-    def wait(self, kind: str, status: str, reason: str | None = None) -> dict[str, Any]:
-        """Wait until the condition has the status (and reason), and return it."""
+    def wait(self, kind: str, status: str, reason: str | None = None, words: str = "") -> dict[str, Any]:
+        """Wait until the condition has the status (and the reason, and the words in its sentence), and return it."""
 
         def look() -> dict[str, Any] | None:
-            condition_seen = self.condition(kind)
-            return (
-                condition_seen
-                if condition_seen.get("status") == status and reason in (None, condition_seen["reason"])
-                else None
-            )
+            seen = self.condition(kind)
+            is_so = seen.get("status") == status and reason in (None, seen["reason"]) and words in seen["message"]
+            return seen if is_so else None
 
-        return self._wait_for(f"{self.name}: {kind}={status}/{reason}", look)
+        return self._wait_for(f"{self.name}: {kind}={status}/{reason} {words!r}", look)
 
     def wait_updated(self) -> dict[str, Any]:
         """Wait as CI does, until the current generation runs on every pod."""

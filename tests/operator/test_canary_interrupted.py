@@ -31,10 +31,9 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def services(make: Make) -> dict[str, Service]:
     """Started together."""
-    gradual = BUSY | {"start_s": 4, "canary_requests_per_s": 4}
     endless = COMMON | {"rollout": CANARY | {"canary": {"minRequests": 100_000}}}
     return {
-        "gradual": make("gradual", replicas=2, standin=gradual, **COMMON),
+        "gradual": make("gradual", replicas=2, standin=BUSY | {"start_s": 4}, **endless),
         "worse": make("worse", replicas=1, standin=BUSY, **COMMON),
         "slow": make("slow", replicas=1, standin=BUSY | {"canary_requests_per_s": 4}, **endless),
     }
@@ -62,16 +61,20 @@ def operator_restarted(operator_process: OperatorProcess) -> Generator[OperatorP
 def test_killed_operator_goes_on_at_each_phase(
     services: dict[str, Service], operator_restarted: OperatorProcess
 ) -> None:
-    """The attempt and its pod stay the same up to the end."""
+    """The attempt and its pod stay the same up to the end. It measures until the spec asks for fewer requests: the
+    operator may be away for long on a busy machine."""
     service = services["gradual"]
     service.wait_updated()
     service.patch({"draftPool": [LOOKUP, GOOD]})
     wait_for("the canary pod", lambda: canary_pods(service))
     started, pods = wait_phase(service, "Starting")["startedAt"], uids(canary_pods(service))
-    for phase in ("Starting", "Measuring", "Promoting"):
+    for phase in ("Starting", "Measuring"):
         wait_phase(service, phase)
         _kill(operator_restarted, service, f"{phase}/1")
-        assert phase == "Promoting" or uids(canary_pods(service)) == pods
+        assert uids(canary_pods(service)) == pods
+    service.patch({"rollout": CANARY})
+    wait_phase(service, "Promoting")
+    _kill(operator_restarted, service, "Promoting/1")
     rollout = wait_phase(service, "Successful")
     assert (rollout["startedAt"], rollout["candidate"]) == (started, service.revision)
     service.wait_updated()

@@ -144,7 +144,7 @@ def test_gateway_sends_requests_where_the_picker_says(gateway: tuple[Service, st
     service, url = gateway
     pods = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in service.ready_pods()}
     assert len(pods) == 2
-    wait_for("an answer", lambda: _echo(url))
+    wait_for("a way to both pods", lambda: all(_echo(url, **{STEERING_HEADER: address}) for address in pods.values()))
     for name, address in 3 * list(pods.items()):
         answer = _echo(url, **{STEERING_HEADER: address, "x-llm-d-slo-ttft-ms": "1500"})
         assert answer is not None
