@@ -185,7 +185,7 @@ class Cluster(Kubectl):
         assert self._process is not None
         pid = self._process.pid
         self._write_record(_Record(pid, number=-1, nodes=0))
-        self._ask({"do": "status"}, wait_s=10)
+        self._ask({"do": "status"}, wait_s=_READY_S)
         subnets = network.link_to(pid)
         nodes = [node.to_json() for node in self._spec.node_specs()]
         self._write_record(_Record(pid, subnets.number, len(nodes)))
@@ -236,7 +236,7 @@ class Cluster(Kubectl):
         partial.rename(self.layout.record)
 
     def _clear(self, record: _Record | None) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.layout.state.exists() and (lock := leftovers.take_lock(self.layout)) is None:
             if time.monotonic() > deadline:
                 raise ClusterError(f"The cluster in {self.layout.state} was killed and still holds its lock.")
@@ -246,7 +246,7 @@ class Cluster(Kubectl):
         assert lock is not None
         if record is not None and record.number >= 0:
             network.unlink(Subnets(record.number))
-        cgroups.remove_dead(patience_s=3)
+        cgroups.remove_dead(patience_s=10)
         leftovers.clear_state(self.layout, keep_logs=True)
         os.close(lock)
 

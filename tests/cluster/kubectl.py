@@ -92,6 +92,11 @@ class Kubectl:
                 raise ClusterError(f"Waited {timeout_s:.0f} s for {what}, in vain.")
             time.sleep(every_s)
 
+    def wait_established(self, *custom_resources: str) -> None:
+        """Wait for definitions, named as for `kubectl wait`, which fails at once where one has no conditions yet."""
+        wait = ("wait", "--for=condition=Established", "--timeout=30s", *custom_resources)
+        self.wait_until("the CRDs", lambda: self.try_kubectl(*wait).returncode == 0, timeout_s=300)
+
     def node_names(self) -> list[str]:
         return [node["metadata"]["name"] for node in self.get("nodes")]
 

@@ -12,7 +12,7 @@ from outrider_operator.kinds import SERVICE
 
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
-from tests.operator.client import Client, Service, wait_for
+from tests.operator.client import Client, Service
 from tests.operator.process import NAMESPACE, OperatorProcess
 
 PRIORITY_CLASS = "outrider-profiling"
@@ -27,9 +27,7 @@ Make = Callable[..., Service]
 def client(cluster: Cluster) -> Client:
     """The session's cluster, with the CRD and the operator's namespace."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
-    wait = ("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
-    # It fails, instead of waiting, where the CRD has no conditions at all yet.
-    wait_for("the CRD", lambda: cluster.try_kubectl(*wait).returncode == 0)
+    cluster.wait_established(f"crd/{CRD_NAME}")
     cluster.kubectl("create", "namespace", NAMESPACE)
     # As the chart makes it.
     cluster.kubectl("create", "priorityclass", PRIORITY_CLASS, "--value=-5", "--preemption-policy=Never")

@@ -15,7 +15,6 @@ from outrider_operator.kinds import LEADER_WORKER_SET
 
 from setup import binaries
 from tests.cluster.cluster import Cluster
-from tests.operator.client import wait_for
 from tests.operator.webhook import certificate_for
 from tests.ports import free_port
 
@@ -63,9 +62,7 @@ class LeaderWorkerSets:
         self._cluster.kubectl("apply", "--server-side", "-f", str(self._crd))
         other = self._crd.with_name("disaggregatedset.x-k8s.io_disaggregatedsets.yaml")
         self._cluster.kubectl("apply", "--server-side", "-f", str(other))  # its controller is in the same process
-        crd = f"crd/{LEADER_WORKER_SET.plural}.{LEADER_WORKER_SET.group}"
-        wait = ("wait", "--for=condition=Established", crd, "--timeout=30s")
-        wait_for("the CRD", lambda: self._cluster.try_kubectl(*wait).returncode == 0)
+        self._cluster.wait_established(f"crd/{LEADER_WORKER_SET.plural}.{LEADER_WORKER_SET.group}")
 
     def _make_certificate(self) -> None:
         certificate = certificate_for(self._cluster.machine_address, self._folder)

@@ -34,7 +34,7 @@ def install(cluster: Cluster) -> Iterator[Callable[[Change], None]]:
         change(document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"])
         text = json.dumps(document)
         cluster.kubectl("replace", "-f", "-", stdin=text)
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=60s")
+        cluster.wait_established(f"crd/{CRD_NAME}")
 
     yield put
     put(lambda _: None)

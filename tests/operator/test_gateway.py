@@ -44,9 +44,7 @@ def extension(cluster: Cluster, early: Service) -> Generator[Cluster, None, None
     early.wait(READY, "False", "NotInstalled")
     file = str(binaries.inference_pool_crd())
     cluster.kubectl("apply", "--server-side", "-f", file)
-    crd = f"crd/{INFERENCE_POOL.plural}.{INFERENCE_POOL.group}"
-    wait = ("wait", "--for=condition=Established", crd, "--timeout=30s")
-    wait_for("the CRD", lambda: cluster.try_kubectl(*wait).returncode == 0)
+    cluster.wait_established(f"crd/{INFERENCE_POOL.plural}.{INFERENCE_POOL.group}")
     yield cluster
     cluster.kubectl("delete", "-f", file, "--wait=false")
 

@@ -25,7 +25,6 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
 from tests.operator.chart.release import CHART, rendered, values
-from tests.operator.client import wait_for
 
 pytestmark = pytest.mark.cluster  # helm and its Kubernetes come with the cluster
 
@@ -299,9 +298,7 @@ def monitored(cluster: Cluster) -> Generator[Cluster, None, None]:
     files += [str(path) for path in prometheus_operator_crds().glob("*_prometheusrules.yaml")]
     flags = [flag for file in files for flag in ("-f", file)]
     cluster.kubectl("apply", "--server-side", *flags)
-    wait = ("wait", "--for=condition=Established", "--timeout=60s", *flags)
-    # It fails, instead of waiting, where a CRD has no conditions at all yet.
-    wait_for("the CRDs", lambda: cluster.try_kubectl(*wait).returncode == 0)
+    cluster.wait_established(*flags)
     yield cluster
     cluster.kubectl("delete", *flags)
 

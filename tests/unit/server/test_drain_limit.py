@@ -32,13 +32,13 @@ spec:
 async def test_drain_cuts_endless_requests_off_at_its_limit(caplog: pytest.LogCaptureFixture) -> None:
     """`serve -f` took seven minutes to end after SIGTERM, once: it waited for its requests without a limit."""
     caplog.set_level(logging.WARNING)
-    accepting, asked = asyncio.Event(), asyncio.Event()
+    accepting, arrived = asyncio.Event(), asyncio.Event()
 
     async def endless(scope: Any, receive: Any, _send: Any) -> None:
         """An answer that never comes, as of a request with a million tokens."""
         assert scope["type"] == "http"
         await receive()
-        asked.set()
+        arrived.set()
         await asyncio.Event().wait()
 
     engine = ServedTorchEngine(SimpleNamespace(errored=False, unfinished=1), endless)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ async def test_drain_cuts_endless_requests_off_at_its_limit(caplog: pytest.LogCa
         await accepting.wait()
         _, writer = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
         writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(asked.wait(), 60)
+        await asyncio.wait_for(arrived.wait(), 60)
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
         writer.transport.abort()
