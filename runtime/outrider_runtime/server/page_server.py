@@ -22,6 +22,8 @@ MAX_CONNECTIONS = 256
 """Far more than the probes and scrapers of a pod open, far less than a process's file descriptors."""
 DEADLINE_S = 5.0
 """Time for a request and its answer. The kubelet waits as long for a probe."""
+_BACKLOG = 1024
+"""Connections that wait to be accepted: asyncio's 100 are soon full in a flood, and the kernel then drops a probe's."""
 _MAX_HEADER_BYTES = 8192
 """Limit of most web servers; a probe sends about 100 bytes."""
 
@@ -67,7 +69,7 @@ class PageServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        serving = asyncio.start_server(self._serve, sock=self._listener, limit=_MAX_HEADER_BYTES)
+        serving = asyncio.start_server(self._serve, sock=self._listener, limit=_MAX_HEADER_BYTES, backlog=_BACKLOG)
         server = self._loop.run_until_complete(serving)
         self._loop.run_forever()
         server.close()
