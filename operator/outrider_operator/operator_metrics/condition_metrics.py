@@ -35,7 +35,7 @@ class ServiceConditions(Collector):
 
 
 class DraftCanaries(Collector):
-    """The last draft canary of each service: its phase, its requests, and the candidate's goodput against stable's."""
+    """The last draft canary of each service: its phase, its requests, and the candidate's speed-up against stable's."""
 
     def __init__(self, services: Callable[[], Iterable[Object]]) -> None:
         self._services = services
@@ -43,7 +43,7 @@ class DraftCanaries(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         phases = GaugeMetricFamily(PHASE, "Always 1; phase of a service's draft canary.", labels=_PHASE_LABELS)
         requests = GaugeMetricFamily(REQUESTS, "Finished requests of the arm with fewer.", labels=LABELS[:2])
-        gains = GaugeMetricFamily(GAIN, "Candidate's goodput / stable's - 1.", labels=LABELS[:2])
+        gains = GaugeMetricFamily(GAIN, "Candidate's speed-up / stable's - 1.", labels=LABELS[:2])
         for service in self._services():
             rollout, owner = read_status(service).rollout, (namespace_of(service), name_of(service))
             if rollout is None or not rollout.phase:

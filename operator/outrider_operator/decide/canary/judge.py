@@ -58,7 +58,7 @@ class CanaryVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Gain:
-    """Candidate's goodput / stable's - 1, and the range that holds the true one."""
+    """Candidate's speed-up / stable's - 1, and the range that holds the true one."""
 
     value: float
     low: float
