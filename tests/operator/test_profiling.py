@@ -197,13 +197,8 @@ def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Ma
     needs.wait_updated()
     wait_for("the Job's controller to see its pod go", lambda: not _running_jobs(client, small))
     assert uids(small.ready_pods()) == serving
-
-    def is_said() -> bool:
-        """The Job has no new pod at first, and then one that the scheduler has not looked at."""
-        said = small.condition("ProfilesReady")
-        return said["reason"] == "Learning" and "Insufficient nvidia.com/gpu" in said["message"]
-
-    wait_for("what the Job waits for", is_said)
+    # The Job has no new pod at first, and then one that the scheduler has not looked at.
+    small.wait("ProfilesReady", "False", "Learning", "Insufficient nvidia.com/gpu")
 
 
 @pytest.mark.parametrize("hopeless", ["affinity", "claim"])

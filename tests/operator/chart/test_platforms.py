@@ -110,7 +110,9 @@ def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy
         ("Updated", "False", "ConfigPending"),
         ("GoodputHealthy", "Unknown", "MetricsUnavailable"),
     ):
-        wait_for(f"the policy's name in {kind}", partial(_names_policy, openshift.service, kind, status, reason))
+        # The reason may be there before the first connection to the pod has failed.
+        said = openshift.service.wait(kind, status, reason, "NetworkPolicy default-deny selects it")["message"]
+        assert "servingNetworkPolicy.enabled" in said
     bare.kubectl("delete", "networkpolicy", "default-deny", "-n", openshift.name)
     openshift.service.wait_updated()
 
@@ -140,15 +142,6 @@ def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: 
     wait_for("both pods", lambda: len(openshift.service.ready_pods()) == 2)
     writers = _writers(bare, openshift.name)
     assert writers == {f"system:serviceaccount:{openshift.system}:{RELEASE}"}
-
-
-def _names_policy(service: Service, kind: str, status: str, reason: str) -> bool:
-    """The reason may be there before the first connection to the pod has failed."""
-    condition = service.condition(kind)
-    words = ("NetworkPolicy default-deny selects it", "servingNetworkPolicy.enabled")
-    return (condition.get("status"), condition.get("reason")) == (status, reason) and all(
-        word in condition["message"] for word in words
-    )
 
 
 def _series(cluster: Cluster, team: Team) -> set[tuple[str, ...]]:
