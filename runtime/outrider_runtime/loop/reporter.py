@@ -17,6 +17,7 @@ from outrider_crds.runtime_state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
 from outrider_runtime.error_text import first_line
+from outrider_runtime.file_stamp import FileStamp, stamp
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
 from outrider_runtime.loop.mounted_profile import (
     PodIdentity,
@@ -30,7 +31,6 @@ from outrider_runtime.snapshot import WRITE_EVERY_S, write_decisions, write_snap
 from outrider_runtime.worker_notes import read_drafter_memory, read_verification
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
-Stamp = tuple[int, int, int]
 
 
 class Files(Protocol):
@@ -64,7 +64,7 @@ class Reporter(threading.Thread):
         self._last_failure = ""
         self._profile = ProfileState()
         self._product = ""
-        self._stamps: dict[str, tuple[Stamp | None, ...]] = {}
+        self._stamps: dict[str, tuple[FileStamp | None, ...]] = {}
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -93,7 +93,7 @@ class Reporter(threading.Thread):
         write_decisions(self._files.run_dir, self._decisions.text(time.time()))
 
     def _changed(self, name: str, *paths: Path) -> bool:
-        stamps = tuple(_stamp(path) for path in paths)
+        stamps = tuple(stamp(path) for path in paths)
         changed = self._stamps.get(name) != stamps
         self._stamps[name] = stamps
         return changed
@@ -191,12 +191,3 @@ def _profile_files(directory: Path, keys: ProfileKeys | None) -> list[Path]:
     if keys is None:
         return []
     return [directory / "target.json", *(directory / f"{key}.json" for key in keys.drafters.values())]
-
-
-def _stamp(path: Path) -> Stamp | None:
-    """Return the identity of the file that `path` resolves to; None if it is missing."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

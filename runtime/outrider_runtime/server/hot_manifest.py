@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outrider_crds.runtime_config import BootConfig, HotConfig, is_reordered
 
+from outrider_runtime.file_stamp import stamp
 from outrider_runtime.local_manifest import LocalManifestError, LocalService, load_local_service
 from outrider_runtime.server.config import Serving, write_hot
 
@@ -20,12 +21,12 @@ def follow_manifest(manifest: Path, model_root: Path, serving: Serving) -> None:
     """Start a daemon thread that applies changes of `manifest` until the process ends."""
 
     def follow() -> None:
-        seen = _stamp(manifest)
+        seen = stamp(manifest)
         while True:
             time.sleep(POLL_INTERVAL_S)
-            stamp = _stamp(manifest)
-            if stamp != seen:
-                seen = stamp
+            latest = stamp(manifest)
+            if latest != seen:
+                seen = latest
                 try:
                     apply_manifest(manifest, model_root, serving)
                 except Exception:  # the thread must survive, so that the next change is read
@@ -62,13 +63,3 @@ def _hot(service: LocalService, serving: Serving) -> HotConfig:
 
 def _by_name(boot: BootConfig) -> BootConfig:
     return boot.model_copy(update={"draft_pool": sorted(boot.draft_pool, key=lambda drafter: drafter.name)})
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes with the file's content; None while the file is missing. A file that was read while
-    it was empty, in the midst of an edit, may have the same time afterwards: clocks of file systems tick every 4 ms."""
-    try:
-        status = file.stat()
-    except OSError:  # an editor is replacing the file
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from outrider_crds.runtime_config import HotConfig, config_hash
+from outrider_runtime import file_stamp
 from outrider_runtime.local_manifest import LocalManifestError, load_local_service
 from outrider_runtime.paths import Paths
 from outrider_runtime.server import hot_manifest
@@ -276,5 +277,5 @@ def test_edit_that_was_read_half_done_is_read_again(manifest: Path) -> None:
     for text in ("", whole):
         manifest.write_text(text)
         os.utime(manifest, ns=(0, 0))
-        stamps.append(hot_manifest._stamp(manifest))
+        stamps.append(file_stamp.stamp(manifest))
     assert stamps[0] != stamps[1]
