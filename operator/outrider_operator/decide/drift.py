@@ -27,7 +27,8 @@ _SHARED_LISTS = {
     "ports": "name",
     "ownerReferences": "uid",
 }
-_QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
+_QUANTITIES = frozenset({"divisor", "limits", "overhead", "requests", "sizeLimit"})
+"""Fields of quantities, or of maps of them. The API server writes back other texts of the same value."""
 
 
 def stamp(desired: Object) -> Object:

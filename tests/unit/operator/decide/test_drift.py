@@ -51,3 +51,11 @@ def test_a_port_that_is_added_to_a_service_stays() -> None:
     extended = copy.deepcopy(desired)
     extended["spec"]["ports"].append({"name": "grpc", "port": 81, "protocol": "TCP"})
     assert not needs_apply(extended, desired)
+
+
+@pytest.mark.parametrize(("sent", "stored"), [(1, "1"), ("1000m", "1"), ("0.5", "500m"), ("1024Ki", "1Mi")])
+@pytest.mark.parametrize("field", ["divisor", "sizeLimit"])
+def test_quantity_that_the_server_rewrites_is_the_same(field: str, sent: object, stored: str) -> None:
+    """`resourceFieldRef.divisor: 1` was written again for ever, and an admission policy was blamed."""
+    assert drift.contains({"env": [{field: stored}]}, {"env": [{field: sent}]})
+    assert not drift.contains({"env": [{field: "3"}]}, {"env": [{field: sent}]})
