@@ -13,7 +13,12 @@ from outrider_crds.pod_template import PodTemplate
 from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
 
 from outrider_operator.cluster_model import Object
-from outrider_operator.decide.pod_spec.sandbox import annotation_problems, container_problems, pod_problems
+from outrider_operator.decide.pod_spec.sandbox import (
+    annotation_problems,
+    container_problems,
+    handler_problems,
+    pod_problems,
+)
 from outrider_operator.validation.reading import items, mapping, text
 
 RUNTIME = "runtime"
@@ -98,6 +103,7 @@ def _container_problems(container: Object, where: str) -> Iterator[str]:
         yield f"{where}.securityContext must not take the place of Outrider's: name what is to change in it"
     context, place = mapping(container, "securityContext"), f"{where}.securityContext"
     yield from container_problems(context, place, is_runtime=is_runtime)
+    yield from handler_problems(container, where)
     for mount in items(container, "volumeMounts"):
         if text(mount, "name").startswith(OUR_VOLUMES):
             yield f"{where}.volumeMounts names {text(mount, 'name')}, a volume of Outrider's: use one of your own"

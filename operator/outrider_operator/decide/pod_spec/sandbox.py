@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from outrider_operator.cluster_model import Object
-from outrider_operator.validation.reading import items, mapping
+from outrider_operator.validation.reading import dig, items, mapping
 
 _CONFINED = ("RuntimeDefault", "Localhost")
 """Types of seccomp and AppArmor profiles that baseline allows."""
@@ -17,6 +17,9 @@ _SAFE_SYSCTLS = (
     "net.ipv4.tcp_syncookies",
 )  # fmt: skip
 """Sysctls that baseline allows: they affect only the pod."""
+_HANDLERS = (
+    ("livenessProbe",), ("readinessProbe",), ("startupProbe",), ("lifecycle", "postStart"), ("lifecycle", "preStop"),
+)  # fmt: skip
 _APPARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
 """Prefix of AppArmor annotations; a container's name follows. Kubelets before 1.30 have no field for it."""
 
@@ -44,6 +47,14 @@ def container_problems(context: Object, where: str, *, is_runtime: bool) -> Iter
         ours = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True}
         yield from _weakened(context, where, ours)
         yield from _kept_capabilities(context, where)
+
+
+def handler_problems(container: Object, where: str) -> Iterator[str]:
+    """A sentence for each probe and hook that makes the kubelet call another host than the pod, from the node."""
+    for path in _HANDLERS:
+        for kind in ("httpGet", "tcpSocket"):
+            if dig(container, *path, kind, "host"):
+                yield f"{where}.{'.'.join((*path, kind))}.host makes the node call that host: remove it"
 
 
 def annotation_problems(annotations: Mapping[str, str], where: str) -> Iterator[str]:

@@ -270,3 +270,20 @@ def test_no_patch_ends_the_operator(patch: dict[str, Any]) -> None:
     """The CRD keeps whatever it does not know; a decision that raised would be tried for ever."""
     world = World(manifest(podTemplate=patch))
     world.reconcile()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        {"livenessProbe": {"httpGet": {"host": "169.254.169.254", "port": 80}}},
+        {"startupProbe": {"tcpSocket": {"host": "10.0.0.1", "port": 80}}},
+        {"lifecycle": {"postStart": {"httpGet": {"host": "127.0.0.1", "port": 10255}}}},
+        {"lifecycle": {"preStop": {"tcpSocket": {"host": "127.0.0.1", "port": 10255}}}},
+    ],
+)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_handler_that_calls_another_host_is_refused(kind: str, handler: dict[str, Any]) -> None:
+    """Pod Security baseline forbids it since 1.34: the kubelet calls any address for a tenant."""
+    template = PodTemplate.model_validate({kind: [{"name": "sidecar", "image": "x", **handler}]})
+    (sentence,) = patch_problems(template)
+    assert ".host makes the node call that host" in sentence
