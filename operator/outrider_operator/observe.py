@@ -54,6 +54,7 @@ from outrider_operator.validation.reading import (
     component,
     condition_of,
     controller_uid,
+    created_s,
     dig,
     label,
     labels_of,
@@ -199,13 +200,11 @@ class Observer:
             name for jobs in others for name, order in jobs.items() if name not in own or order < own[name]
         )
 
-    def _active_jobs(self, namespace: str, *, within_s: float) -> dict[str, tuple[str, str]]:
+    def _active_jobs(self, namespace: str, *, within_s: float) -> dict[str, tuple[float, str]]:
         """Name -> place in the order of Jobs, for the namespace's unfinished Jobs that are younger than `within_s`."""
         jobs = self._of_component(kinds.JOB, namespace, PROFILING)
         return {
-            name_of(job): (text(job, "metadata", "creationTimestamp"), namespace)
-            for job in jobs
-            if not is_finished(job) and _age_s(job) < within_s
+            name_of(job): (created_s(job), namespace) for job in jobs if not is_finished(job) and _age_s(job) < within_s
         }
 
     async def read(self, namespace: str, names: Iterable[str]) -> None:

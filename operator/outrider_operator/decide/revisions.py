@@ -39,7 +39,16 @@ from outrider_operator.cluster_model import (
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import PodTimes, pod_template, pod_times, times_of
-from outrider_operator.validation.reading import annotation, controller_uid, items, label, mapping, name_of, text
+from outrider_operator.validation.reading import (
+    annotation,
+    controller_uid,
+    created_s,
+    items,
+    label,
+    mapping,
+    name_of,
+    text,
+)
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
@@ -414,9 +423,8 @@ def _vouched_maps(children: Children, vouched: set[tuple[str, str]]) -> list[Obj
     return sorted(kept, key=lambda document: _precedence(document, current), reverse=True)[:_MOST_STORED]
 
 
-def _precedence(document: Object, current: str) -> tuple[bool, str, str]:
-    created = text(document, "metadata", "creationTimestamp")
-    return label(document, REVISION_LABEL) == current, created, name_of(document)
+def _precedence(document: Object, current: str) -> tuple[bool, float, str]:
+    return label(document, REVISION_LABEL) == current, created_s(document), name_of(document)
 
 
 def _read(document: Object) -> Revision | None:

@@ -30,7 +30,7 @@ from outrider_operator.service_metrics.pod_polls import PodStates
 from outrider_operator.service_metrics.prometheus import PrometheusFigures
 from outrider_operator.service_metrics.state_endpoint import StateEndpoint
 from outrider_operator.serving_pods import ServingPods
-from outrider_operator.validation.reading import label, name_of, text
+from outrider_operator.validation.reading import created_s, label, name_of
 from outrider_operator.work_queue import Key
 
 SNAPSHOTS_PER_WINDOW = 12
@@ -154,7 +154,7 @@ class Measurements:
     def _newest_revision(self, key: Key) -> str:
         """Revision of the Deployment; where groups serve, that of the leader that was made last."""
         leaders = [pod for pod in self._pods.documents(key) if label(pod, GROUPS_LABEL)]
-        newest = max(leaders, key=lambda pod: text(pod, "metadata", "creationTimestamp"), default=None)
+        newest = max(leaders, key=created_s, default=None)
         return revision_of(newest) if newest else revision_in(self._cache.get(DEPLOYMENT, key.namespace, key.name))
 
     def _wake(self, key: Key, followed: _Followed, at: float) -> None:

@@ -105,6 +105,11 @@ def unix_seconds(timestamp: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def created_s(document: Any) -> float:
+    """Unix time of the object's creation; 0 if it does not say."""
+    return unix_seconds(text(document, "metadata", "creationTimestamp")) or 0.0
+
+
 def last_lines(message: str, most: int) -> str:
     """The last lines of what a container said, at most so many, in one line; empty where it said nothing."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]

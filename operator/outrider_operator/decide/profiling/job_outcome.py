@@ -10,7 +10,17 @@ from outrider_operator.cluster_model import JOB_NAME_LABEL, Object
 from outrider_operator.decide.profile_store import Failure, Store, failed
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import condition_of, cut, is_true, label, last_lines, name_of, text, uid_of
+from outrider_operator.validation.reading import (
+    condition_of,
+    created_s,
+    cut,
+    is_true,
+    label,
+    last_lines,
+    name_of,
+    text,
+    uid_of,
+)
 from outrider_operator.validation.results import Termination, termination_of
 
 _MESSAGE_LIMIT = 1024
@@ -25,7 +35,7 @@ def pod_of(job: Object, pods: Iterable[Object]) -> Object | None:
     """The Job's newest pod."""
     mine = [pod for pod in pods if label(pod, JOB_NAME_LABEL) == name_of(job)]
     mine = [pod for pod in mine if label(pod, "batch.kubernetes.io/controller-uid") in ("", uid_of(job))]
-    return max(mine, key=lambda pod: text(pod, "metadata", "creationTimestamp"), default=None)
+    return max(mine, key=created_s, default=None)
 
 
 def is_running(pod: Object | None) -> bool:

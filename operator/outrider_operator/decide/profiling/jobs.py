@@ -18,12 +18,12 @@ from outrider_operator.decide.profiling.shared_objects import deletion, joins, l
 from outrider_operator.plan import Adoption, Delete
 from outrider_operator.validation.reading import (
     annotation,
+    created_s,
     is_being_deleted,
     name_of,
     owners_of,
     text,
     uid_of,
-    unix_seconds,
 )
 
 _TERMINATION_MESSAGE_WAIT_S = 2.0
@@ -158,8 +158,7 @@ def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) 
     if next(iter(owners_of(job)), {}).get("uid") != view.owner.uid:
         return False
     known, present = (set(mark.split()) for mark in (annotation(job, NODES_ANNOTATION), nodes_mark(profile.hostnames)))
-    created_at = unix_seconds(text(job, "metadata", "creationTimestamp")) or 0.0
-    return not known & present or (bool(present - known) and view.at - created_at >= _FOLLOW_NODES_AFTER_S)
+    return not known & present or (bool(present - known) and view.at - created_s(job) >= _FOLLOW_NODES_AFTER_S)
 
 
 def _leave(view: ProfilingView, desired: DesiredState) -> JobPlan:

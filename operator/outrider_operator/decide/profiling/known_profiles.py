@@ -18,11 +18,11 @@ from outrider_crds.profile import (
     target_key,
 )
 
-from outrider_operator.cluster_model import Object, OperatorSettings
+from outrider_operator.cluster_model import OperatorSettings
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_spec.volumes import profile_name, shared_profile_name
 from outrider_operator.decide.profile_store import Profiles, Store
-from outrider_operator.validation.reading import annotation, text
+from outrider_operator.validation.reading import annotation, created_s, unix_seconds
 
 SETTINGS_NOTE = "outrider.dev/settings"
 """Annotation of a profile: digest of everything in its key except the image."""
@@ -83,7 +83,11 @@ def newest(store: Store, other: Store, keys: ProfileKeys) -> Store:
 
 
 def _is_newer(new: TargetProfile | DrafterProfile, old: TargetProfile | DrafterProfile | None, is_there: bool) -> bool:
-    return old is None or not is_there or new.measured_at > old.measured_at
+    return old is None or not is_there or _measured_s(new) > _measured_s(old)
+
+
+def _measured_s(profile: TargetProfile | DrafterProfile) -> float:
+    return unix_seconds(profile.measured_at) or 0.0
 
 
 def _engine_version(settings: OperatorSettings, desired: DesiredState) -> str:
@@ -107,15 +111,11 @@ def _relatives(profiles: Profiles, sources: Sources, desired: DesiredState, keys
         return []
     settings, own = settings_key(desired.spec, keys.product), profile_name(keys.target)
     dated = [
-        (_created_at(document), name)
+        (created_s(document), name)
         for name, document in profiles.documents.items()
         if name != own and annotation(document, SETTINGS_NOTE) == settings
     ]
     return [name for _, name in sorted(dated, reverse=True)[:_RELATIVES_READ]]
-
-
-def _created_at(document: Object) -> str:
-    return text(document, "metadata", "creationTimestamp")
 
 
 def _unread(profiles: Profiles, names: list[str]) -> list[str]:

@@ -37,10 +37,10 @@ def leave(
     return releases, tuple(deletion(kind, document) for document in unshared)
 
 
-def deletion(kind: str, document: Object) -> Delete:
+def deletion(kind: str, document: Object, component: str = PROFILING) -> Delete:
     """Delete the version of `document` that was read: a newer one may have a new owner or a result."""
     version = text(document, "metadata", "resourceVersion")
-    return Delete(kind, name_of(document), uid_of(document), version, PROFILING)
+    return Delete(kind, name_of(document), uid_of(document), version, component)
 
 
 def _release(kind: str, document: Object, owner: ServiceIdentity) -> Adoption:

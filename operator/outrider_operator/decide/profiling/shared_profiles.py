@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider_crds.profile import (
     ProfileKeys,
@@ -19,11 +19,15 @@ from outrider_operator.decide.profile_store import Store, store_data
 from outrider_operator.decide.profiling.known_profiles import newest
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
 from outrider_operator.decide.profiling.profile_maps import profile_notes
+from outrider_operator.decide.profiling.shared_objects import deletion
 from outrider_operator.plan import Delete
-from outrider_operator.validation.reading import is_being_deleted, mapping, name_of, text, uid_of
+from outrider_operator.validation.reading import created_s, is_being_deleted, mapping, name_of, text, uid_of
 
 MOST_SHARED = 64
-"""Profiles that are kept for all namespaces. The oldest is deleted for a new one, since they have no owner."""
+"""Profiles that are kept for all namespaces."""
+KEPT_S = 7 * 24 * 3600.0
+"""Age from which one makes room for a new one. They have no owner, so no object tells which of them is still used; if
+all are, each is published again at most once in this time."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,11 @@ def plan_shared_profiles(
                 creates.append(document)
             elif not is_being_deleted(present):
                 applies.append(_following(document, present))
+    surplus = _surplus(view, len(creates))
+    creates = creates[: max(0, MOST_SHARED + len(surplus) - len(view.sources.shared.documents))]
+    deletes = tuple(replace(deletion(CONFIG_MAP, old, SHARED_PROFILE), namespace=settings.namespace) for old in surplus)
     names = (name_of(document) for document in (*creates, *applies))
-    surplus = _surplus(view, settings, len(creates))
-    return SharedProfilePlan(tuple(creates), tuple(applies), surplus, tuple(map(profile_shared_as, names)))
+    return SharedProfilePlan(tuple(creates), tuple(applies), deletes, tuple(map(profile_shared_as, names)))
 
 
 def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:
@@ -88,21 +94,8 @@ def _following(document: Object, present: Object) -> Object:
     return {**document, "metadata": {**mapping(document, "metadata"), **version}}
 
 
-def _surplus(view: ProfilingView, settings: OperatorSettings, new: int) -> tuple[Delete, ...]:
-    present = sorted(view.sources.shared.documents.values(), key=_age)
-    count = max(0, len(present) + new - MOST_SHARED) if new else 0
-    return tuple(
-        Delete(
-            CONFIG_MAP,
-            name_of(document),
-            uid_of(document),
-            text(document, "metadata", "resourceVersion"),
-            SHARED_PROFILE,
-            settings.namespace,
-        )
-        for document in present[:count]
-    )
-
-
-def _age(document: Object) -> tuple[str, str]:
-    return text(document, "metadata", "creationTimestamp"), name_of(document)
+def _surplus(view: ProfilingView, new: int) -> list[Object]:
+    """The oldest profiles, as many as `new` ones need room and are long unused or may be measured again."""
+    documents = view.sources.shared.documents
+    old = sorted((document for document in documents.values() if view.at - created_s(document) > KEPT_S), key=created_s)
+    return old[: max(0, len(documents) + new - MOST_SHARED)]

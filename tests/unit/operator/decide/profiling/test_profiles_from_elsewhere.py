@@ -7,12 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider_crds.profile import ProfileKeys
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
-from outrider_operator.decide.profile_store import read_store
-from outrider_operator.decide.profiling.shared_profiles import MOST_SHARED
+from outrider_operator.decide.profile_store import Store, read_store
+from outrider_operator.decide.profiling.known_profiles import newest
+from outrider_operator.decide.profiling.shared_profiles import KEPT_S, MOST_SHARED
 
-from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest, started
+from tests.unit.operator.decide.world import (
+    EAGLE,
+    PLD,
+    SETTINGS,
+    World,
+    manifest,
+    rfc3339,
+    started,
+    target_profile,
+)
 
 SHARING = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=("platform",))
 CLAIM: dict[str, Any] = {"pvc": {"claimName": "models", "path": "target"}}
@@ -180,15 +191,27 @@ def test_a_stale_profile_gives_way_to_the_shared_one() -> None:
     assert tenant.jobs() == []
 
 
-def test_shared_profiles_are_bounded() -> None:
-    """They have no owner that ends: each new runtime image adds one of each model."""
+@pytest.mark.parametrize("age_s", [KEPT_S - 3600, KEPT_S + 3600])
+def test_full_store_of_shared_profiles_replaces_only_old_ones(age_s: float) -> None:
+    """With 65 profiles in use each reconcile published one and deleted another, for ever."""
     world = world_of("platform")
-    old = {"uid": "u", "resourceVersion": "1", "creationTimestamp": "2020-01-01T00:00:00Z", "namespace": "x"}
-    for number in range(MOST_SHARED):
-        name = f"outrider-shared-profile-{number:x}"
-        world.shared[name.replace("-shared", "")] = {"metadata": {**old, "name": name}, "data": {}}
+    old = {"uid": "u", "resourceVersion": "1", "creationTimestamp": rfc3339(world.now - age_s), "namespace": "x"}
+    names = [f"outrider-profile-{number:x}" for number in range(MOST_SHARED)]
+    for name in names:
+        metadata = {**old, "name": name.replace("outrider-", "outrider-shared-", 1)}
+        world.shared[name] = {"metadata": metadata, "data": {}}
     world.serve()
     assert len(world.shared) == MOST_SHARED
+    assert (list(world.shared) == names) is (age_s < KEPT_S)
+
+
+@pytest.mark.parametrize("earlier", ["2026-11-21T12:00:00Z", "2026-11-21T13:30:00+02:00"])
+def test_newest_measurement_is_found_by_time(earlier: str) -> None:
+    """The texts were compared: "12:00:00Z" is above "12:00:00.5Z", and offsets sort anyhow."""
+    later = "2026-11-21T12:00:00.5Z"
+    keys = ProfileKeys(product="cpu", target="a", drafters={})
+    old, new = (Store(target_profile("a", "cpu", at)) for at in (earlier, later))
+    assert newest(old, new, keys) == newest(new, old, keys) == new
 
 
 UPGRADED = replace(SETTINGS, runtime_cpu_image="outrider/runtime-cpu:2", engine_version_cpu="0.32.0")
