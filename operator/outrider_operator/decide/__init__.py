@@ -22,6 +22,7 @@ from outrider_operator.cluster_model import (
     INFERENCE_POOL,
     NETWORK_POLICY,
     PREFETCH,
+    SERVICE_ACCOUNT,
     SERVING,
     TRACK_LABEL,
     Object,
@@ -231,8 +232,9 @@ def _names(children: Children, settings: OperatorSettings, desired: DesiredState
     is_canary = desired.spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY
     canary = canary_names(service) if is_canary else ()
     groups = groups_names(service, has_policy=bool(policy)) if desired.spec.engine.nodes > 1 else ()
+    named_account = {"serviceAccountName", "serviceAccount"} & set(desired.spec.pod_template.others)
     return [
-        *child_names(service),
+        *(key for key in child_names(service) if not (named_account and key[0] == SERVICE_ACCOUNT)),
         (CONFIG_MAP, revision_map_name(service, desired.spec_revision.name)),
         *policy,
         *canary,
@@ -442,13 +444,21 @@ def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeS
         update={
             "observed_generation": observed.generation,
             "nodes": pods_per_replica(observed, children),
-            "replicas": integer(workload, "status", "replicas"),
+            "replicas": _scale(observed, children),
             "ready_replicas": len(pods.ready),
             "updated_replicas": integer(workload, "status", "updatedReplicas"),
             "ready_revision": _ready_revision(observed, children, pods),
             "selector": ",".join(f"{name}={value}" for name, value in selector(children.owner.name).items()),
         }
     )
+
+
+def _scale(observed: Observed, children: Children) -> int:
+    """Pods that serve, as the scale subresource reports them: canaries count, and the surge of a rollout does not.
+
+    An autoscaler takes what it reads as the size of today, so that a held rollout grew by a pod for good."""
+    asked = observed.parsed.replicas if not isinstance(observed.parsed, str) else _replicas(observed, children)
+    return min(asked, sum(integer(pods or {}, "status", "replicas") for pods in (children.workload, children.canary)))
 
 
 def _ready(pods: Pods) -> frozenset[str]:

@@ -16,6 +16,7 @@ from outrider_operator.cluster_model import (
     LEADER_WORKER_SET,
     MANAGED_BY_LABEL,
     MANAGER,
+    SERVICE_ACCOUNT,
     SERVICE_LABEL,
     SERVING,
     Object,
@@ -88,6 +89,11 @@ class Children:
     def are_reachable(self) -> bool:
         """Does a Kubernetes Service select the pods? One that is being deleted still does."""
         return self.ownership(KUBERNETES_SERVICE, self.owner.name) in (Ownership.OURS, Ownership.TERMINATING)
+
+    @property
+    def has_account(self) -> bool:
+        """Is there a ServiceAccount of the service's name: its own, or the one that podTemplate names?"""
+        return self.ownership(SERVICE_ACCOUNT, self.owner.name) in (Ownership.OURS, Ownership.FOREIGN)
 
     @property
     def config_maps(self) -> list[Object]:

@@ -13,7 +13,6 @@ from outrider_operator.cluster_model import (
     CANARY_TRACK,
     CONFIG_MAP,
     DEPLOYMENT,
-    SERVICE_ACCOUNT,
     TRACK_LABEL,
     Object,
     ServiceIdentity,
@@ -42,7 +41,7 @@ def canary_children(children: Children, desired: DesiredState, rollout: CanaryRo
     maps = [stamp(canary_hot_map(owner, rollout))] if rollout.has_pods else []
     if not rollout.is_stored:
         maps.append(stamp(revision_map(owner, revision)))
-    account = children.own(SERVICE_ACCOUNT, owner.name) is not None
+    account = children.has_account
     is_mountable = account and not any(
         needs_apply(children.own(CONFIG_MAP, _name(document)), document) for document in maps
     )

@@ -10,7 +10,6 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_operator.cluster_model import (
     CONFIG_MAP,
     NETWORK_POLICY,
-    SERVICE_ACCOUNT,
     SERVING,
     ApiRefusal,
     Node,
@@ -174,9 +173,8 @@ def _objects(children: Children, desired: DesiredState, admin_port_peers: tuple[
 def _is_mountable(children: Children, maps: list[Object]) -> bool:
     """Does everything exist that the Deployment's pods need to start, and are `maps` up to date?"""
     service = children.owner.name
-    shared = ((SERVICE_ACCOUNT, service), (CONFIG_MAP, hot_map_name(service)))
     made = not any(needs_apply(children.own(*_key(document)), document) for document in maps)
-    return made and all(children.own(*key) is not None for key in shared)
+    return made and children.has_account and children.own(CONFIG_MAP, hot_map_name(service)) is not None
 
 
 def _write(children: Children, child: Object) -> Object:

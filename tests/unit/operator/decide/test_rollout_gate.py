@@ -342,3 +342,12 @@ def test_an_open_gate_scales_at_once() -> None:
     world.patch(replicas=20)
     world.settle()
     assert world.deployment()["spec"]["replicas"] == 20
+
+
+def test_surge_pod_of_a_held_rollout_is_no_replica() -> None:
+    """An autoscaler read 11 of 10, adopted it ("New size: 11"), and went back and forth."""
+    world = World(manifest(replicas=10))
+    world.serve()
+    world.deployment()["status"]["replicas"] = 11
+    world.reconcile()
+    assert world.observed().status.replicas == 10

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, JOB, KUBERNETES_SERVICE, SERVING, ApiRefusal, Object
+from outrider_operator.cluster_model import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    JOB,
+    KUBERNETES_SERVICE,
+    SERVICE_ACCOUNT,
+    SERVING,
+    ApiRefusal,
+    Object,
+)
 from outrider_operator.decide import decide
 from outrider_operator.plan import fingerprint
 
@@ -176,6 +185,18 @@ def test_a_revision_map_of_someone_else_is_not_mounted() -> None:
     world.settle()
     assert world.reason(C.SPEC_VALID) == "False/NameConflict"
     assert (DEPLOYMENT, "chat") not in world.objects
+
+
+@pytest.mark.parametrize(("account", "reason"), [("chat", "True/Accepted"), (None, "False/NameConflict")])
+def test_named_account_with_the_services_name_is_no_conflict(account: str | None, reason: str) -> None:
+    """IRSA: the account `chat` of service `chat` kept it from having a Deployment."""
+    world = World(manifest(podTemplate={"serviceAccountName": account} if account else {}))
+    metadata = {"name": "chat", "uid": "theirs", "resourceVersion": "1"}
+    theirs = world.objects[SERVICE_ACCOUNT, "chat"] = {"kind": SERVICE_ACCOUNT, "metadata": metadata}
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == reason
+    assert ((DEPLOYMENT, "chat") in world.objects) is (account is not None)
+    assert world.objects[SERVICE_ACCOUNT, "chat"] is theirs
 
 
 def is_profile(document: Object) -> bool:
