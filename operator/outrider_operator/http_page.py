@@ -30,11 +30,14 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_health(port: int, health: Callable[[], dict[str, Any]]) -> AsyncGenerator[None]:
-    """Answer the kubelet's probes. kopf's own endpoint listens on one address family only."""
+async def serving_health(
+    port: int, health: Callable[[], dict[str, Any]], is_stuck: Callable[[], bool]
+) -> AsyncGenerator[None]:
+    """Answer the kubelet's probes: status 503 while only a restart helps. kopf's own endpoint listens on one address
+    family only."""
 
     async def answer(_: web.Request) -> web.Response:
-        return web.json_response({"operator": health()})
+        return web.json_response({"operator": health()}, status=503 if is_stuck() else 200)
 
     async with serving(port, "/healthz", answer):
         yield

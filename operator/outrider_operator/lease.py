@@ -15,6 +15,7 @@ from outrider_operator.cache import version_of
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import LEASE
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.loop_thread import LoopThread
 from outrider_operator.operator_metrics import telemetry
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,15 @@ class Claim(Enum):
 
 
 class Lease:
-    """One named Lease and this process's claim on it."""
+    """One named Lease and this process's claim on it.
 
-    def __init__(self, api: KubernetesApi, namespace: str, name: str, identity: str) -> None:
+    All requests are made in a thread of its own. In the main event loop a renewal takes some twenty turns, each of
+    which may take a second when other processes need the CPU: a busy machine made the operator lose the Lease.
+    """
+
+    def __init__(self, thread: LoopThread, api: KubernetesApi, namespace: str, name: str, identity: str) -> None:
+        """api: a client that only `thread` uses."""
+        self._thread = thread
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -56,6 +63,17 @@ class Lease:
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease."""
+        await self._thread.run(self._acquire())
+
+    async def renew(self) -> None:
+        """Renew the Lease until it is lost, or until renewals fail for too long. Then the caller must stop at once."""
+        await self._thread.run(self._renew())
+
+    async def release(self) -> None:
+        """Release the Lease, so that the next operator need not wait until it expires."""
+        await self._thread.run(self._release())
+
+    async def _acquire(self) -> None:
         waiting = False
         while (claim := await self._try()) is not Claim.RENEWED:
             if claim is Claim.CREATED:
@@ -68,8 +86,7 @@ class Lease:
         self._note(is_held=True)
         logger.info("Holding the Lease %s/%s as %s", self._namespace, self._name, self._identity)
 
-    async def renew(self) -> None:
-        """Renew the Lease until it is lost, or until renewals fail for too long. Then the caller must stop at once."""
+    async def _renew(self) -> None:
         clock = asyncio.get_running_loop().time
         renewed_at, renewed = clock(), True
         while clock() - renewed_at < GIVE_UP_AFTER_S:
@@ -86,8 +103,7 @@ class Lease:
             renewed_at = started_at if renewed else renewed_at
         self._note(is_held=False)
 
-    async def release(self) -> None:
-        """Release the Lease, so that the next operator need not wait until it expires."""
+    async def _release(self) -> None:
         if not self.is_held:
             return
         self._note(is_held=False)

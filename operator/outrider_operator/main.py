@@ -16,6 +16,8 @@ from outrider_operator.cluster_model import OperatorSettings
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
 from outrider_operator.decide import decide
 from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
+from outrider_operator.lease import Lease
+from outrider_operator.loop_thread import LoopThread
 from outrider_operator.operator_metrics import metrics_page
 from outrider_operator.operator_metrics.condition_metrics import DraftCanaries, ServiceConditions
 from outrider_operator.operator_metrics.demand_metrics import ServiceDemand
@@ -38,15 +40,17 @@ def main() -> None:
 async def _run(configuration: Configuration) -> bool:
     """Run the operator. True if it ended by itself."""
     client = await load_configuration()
-    api = KubernetesApi(client)
-    controller = ServiceController(configuration, api, settings_of(configuration), decide)
+    api, lease_api = KubernetesApi(client), KubernetesApi(await load_configuration())
+    lease_thread = LoopThread("lease")
+    lease = Lease(lease_thread, lease_api, configuration.namespace, configuration.lease_name, configuration.pod_name)
+    controller = ServiceController(configuration, api, lease, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
     prometheus_client.REGISTRY.register(DraftCanaries(controller.services))
     try:
         async with (
             metrics_page.serving(configuration.metrics_port),
-            http_page.serving_health(configuration.health_port, controller.health),
+            http_page.serving_health(configuration.health_port, controller.health, controller.is_stuck),
         ):
             await kopf.operator(
                 registry=kopf_adapter.build_registry(controller, client),
@@ -57,6 +61,7 @@ async def _run(configuration: Configuration) -> bool:
             )
     finally:
         await api.close()
+        await lease_thread.run(lease_api.close())
     return controller.failed
 
 

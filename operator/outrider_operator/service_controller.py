@@ -51,19 +51,31 @@ MOST_OF_A_NAMESPACE = 16
 LONGEST_HOLD_S = 5.0
 """Seconds after which a worker leaves a slow reconcile, which continues on its own. Otherwise the webhooks of a few
 namespaces that do not answer would occupy every worker for a minute."""
+LONGEST_RECONCILE_S = 600.0
+"""Seconds after which a reconcile is cancelled and retried. The API server gives up on a webhook after 30 s and on a
+request after a minute, and a reconcile makes a dozen requests."""
+STUCK_AFTER_S = LONGEST_RECONCILE_S + 60.0
+"""Age of a reconcile that even its cancellation did not end. Only a restart of the process helps."""
 
 
 class ServiceController:
     """The operator's work, which kopf starts and stops."""
 
     def __init__(
-        self, configuration: Configuration, api: KubernetesApi, settings: OperatorSettings, decide: Decide
+        self,
+        configuration: Configuration,
+        api: KubernetesApi,
+        lease: Lease,
+        settings: OperatorSettings,
+        decide: Decide,
     ) -> None:
         self._configuration = configuration
         self._api = api
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)
         self._cache = ObjectCache()
         telemetry.SERVICES.set_function(partial(self._cache.count, kinds.SERVICE))
+        telemetry.QUEUE_LENGTH.set_function(lambda: len(self._queue))
+        telemetry.OLDEST_RECONCILE_SECONDS.set_function(lambda: self._queue.oldest_s())
         self._users = ProfileUsers()
         self._supervisor = Supervisor()
         pods = ServingPods(self._cache)
@@ -81,7 +93,7 @@ class ServiceController:
             self._users,
             self._wake_one,
         )
-        self._lease = Lease(api, configuration.namespace, configuration.lease_name, configuration.pod_name)
+        self._lease = lease
         self._cache.subscribe(self._wake)
         self._watches: Watches | None = None
         self._task: asyncio.Task[None] | None = None
@@ -105,9 +117,18 @@ class ServiceController:
         """The services that this process manages: none while it stands by."""
         return self._cache.all(kinds.SERVICE) if self._lease.is_held else ()
 
+    def is_stuck(self) -> bool:
+        """Does a reconcile run for so long that the process must be restarted?"""
+        return self._queue.oldest_s() > STUCK_AFTER_S
+
     def health(self) -> dict[str, Any]:
         unlisted = self._watches.unlisted() if self._watches is not None else []
-        return {"leading": self._lease.is_held, "unlisted": unlisted, "tasks": self._supervisor.health()}
+        return {
+            "leading": self._lease.is_held,
+            "unlisted": unlisted,
+            "tasks": self._supervisor.health(),
+            "oldestReconcileSeconds": round(self._queue.oldest_s(), 1),
+        }
 
     async def _wait_for_definition(self) -> None:
         while True:
@@ -138,6 +159,7 @@ class ServiceController:
 
     async def _work(self) -> None:
         configuration = self._configuration
+        self._queue = WorkQueue(MOST_OF_A_NAMESPACE)  # nothing of a former leadership is left in it
         self._watches = Watches(
             self._api,
             self._cache,
@@ -160,9 +182,10 @@ class ServiceController:
     async def _worker(self, group: asyncio.TaskGroup) -> None:
         while True:
             key = await self._queue.get()
-            await asyncio.wait(
-                [group.create_task(self._reconcile(key), name=f"reconcile of {key}")], timeout=LONGEST_HOLD_S
-            )
+            reconcile = group.create_task(self._reconcile(key), name=f"reconcile of {key}")
+            # A task that is cancelled before its first step runs none of its own code.
+            reconcile.add_done_callback(partial(_release, self._queue, key))
+            await asyncio.wait([reconcile], timeout=LONGEST_HOLD_S)
 
     async def _reconcile(self, key: Key) -> None:
         """Run one reconcile. An error is logged with its reason, and the reconcile is retried."""
@@ -170,21 +193,21 @@ class ServiceController:
             if self._watches is not None and not self._watches.knows(key.namespace):
                 raise ObserveAgain("not all of its namespace was listed yet")
             with telemetry.RECONCILE_SECONDS.time():
-                look_again_s = await self._reconciler.reconcile(key)
-        except asyncio.CancelledError:
-            self._queue.done(key)  # the Lease is lost; its next holder reconciles every service
-            raise
+                async with asyncio.timeout(LONGEST_RECONCILE_S):
+                    look_again_s = await self._reconciler.reconcile(key)
         except ObserveAgain as change:
             logger.debug("%s: %s", key, change)
             self._retry(key, "observed again")
         except (ApiError, *UNREACHABLE) as error:
-            logger.warning("%s: trying again in %.1f s: %s", key, self._retry(key, "retried"), error or repr(error))
+            logger.warning(
+                "%s: trying again in %.1f s: %s", key, self._retry(key, "retried"), str(error) or repr(error)
+            )
         except Exception:
             # A defect must not stop the other services; the back-off keeps it from spinning.
             logger.exception("%s: trying again in %.1f s after an unexpected error", key, self._retry(key, "failed"))
         else:
             telemetry.RECONCILES.labels(outcome="done").inc()
-            self._queue.done(key)
+            self._queue.reset(key)
             if look_again_s is not None:
                 self._queue.add_after(key, look_again_s)
 
@@ -242,6 +265,12 @@ class ServiceController:
             logger.error("The operator cannot go on", exc_info=task.exception())
             self.failed = True
             signal.raise_signal(signal.SIGTERM)  # kopf's own way to end; its stop flag delays every end by 5 s
+
+
+def _release(queue: WorkQueue, key: Key, reconcile: asyncio.Task[None]) -> None:
+    queue.release(key)
+    if reconcile.cancelled():
+        queue.add(key)  # if not the Lease was lost but something within the reconcile was cancelled
 
 
 def _prometheus(configuration: Configuration, settings: OperatorSettings) -> PrometheusFigures | None:

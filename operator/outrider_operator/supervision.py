@@ -48,6 +48,10 @@ async def _end_of(name: str, task: Callable[[], Awaitable[None]]) -> str:
     """Run `task` and return the reason why it ended."""
     try:
         await task()
+    except asyncio.CancelledError:
+        if (current := asyncio.current_task()) is None or current.cancelling():
+            raise
+        return "something that it waited for was cancelled"
     except Exception as error:
         logger.exception("The task %s failed", name)
         return f"{type(error).__name__}: {error}"[:200]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -42,6 +43,14 @@ class _Wait:
     key: Key
 
 
+@dataclass(frozen=True)
+class _Run:
+    patience_s: float
+    """Patience of the wake-up."""
+    since: float
+    """Time of the event loop."""
+
+
 class WorkQueue:
     """Keys that wait for a reconcile. The key whose patience ends first runs first.
 
@@ -58,8 +67,7 @@ class WorkQueue:
         """Namespace -> number of running keys."""
         self._waits: dict[Key, _Wait] = {}
         """Key -> its valid entry. Other entries of the key in the heaps are outdated."""
-        self._running: dict[Key, float] = {}
-        """Running key -> patience of its wake-up."""
+        self._running: dict[Key, _Run] = {}
         self._number = 0
         self._backoffs: dict[Key, Backoff] = {}
         """Key that failed at its last run -> its back-off."""
@@ -89,45 +97,52 @@ class WorkQueue:
         self._timers[key] = loop.call_later(delay_s, self._fire, key, patience_s)
 
     async def get(self) -> Key:
-        """The next key. The caller must call `done` or `retry` with it."""
+        """The next key, which runs until the caller releases it."""
         while (waits := self._pop()) is None:
             self._added.clear()
             await self._added.wait()
-        self._running[waits.key] = waits.patience_s
+        at = asyncio.get_running_loop().time()
+        self._running[waits.key] = _Run(waits.patience_s, at)
         self._at_work[waits.key.namespace] += 1
-        telemetry.QUEUE_LENGTH.set(len(self._waits))
-        telemetry.WAIT_SECONDS.observe(asyncio.get_running_loop().time() - waits.added)
+        telemetry.WAIT_SECONDS.observe(at - waits.added)
         return waits.key
 
-    def done(self, key: Key) -> None:
-        self._backoffs.pop(key, None)
-        self._release(key)
-
-    def retry(self, key: Key) -> float:
-        """Run the key again after a pause that grows with each failure in a row. Returns the pause in seconds.
-
-        The patience stays the same: a user may still be waiting for the result.
-        """
-        delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)).next_s()
-        patience_s = self._running[key]
-        self._release(key)
-        self.add_after(key, delay_s, patience_s)
-        return delay_s
-
-    def _fire(self, key: Key, patience_s: float) -> None:
-        self._timers.pop(key, None)
-        self.add(key, patience_s)
-
-    def _release(self, key: Key) -> None:
+    def release(self, key: Key) -> None:
+        """Let the key run again."""
         del self._running[key]
         self._at_work[key.namespace] -= 1
         if key in self._waits:
             self._put(key)
         self._unpark(key.namespace)
 
+    def retry(self, key: Key) -> float:
+        """Wake the running key after a pause that grows with each failure in a row. Returns the pause in seconds.
+
+        The patience stays the same: a user may still be waiting for the result.
+        """
+        delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)).next_s()
+        self.add_after(key, delay_s, self._running[key].patience_s)
+        return delay_s
+
+    def reset(self, key: Key) -> None:
+        """Note a success: the next pause is short again."""
+        self._backoffs.pop(key, None)
+
+    def oldest_s(self) -> float:
+        """Seconds for which the oldest running key runs; 0 without one."""
+        began = [run.since for run in list(self._running.values())]
+        return time.monotonic() - min(began) if began else 0.0
+
+    def __len__(self) -> int:
+        """Number of keys that wait."""
+        return len(self._waits)
+
+    def _fire(self, key: Key, patience_s: float) -> None:
+        self._timers.pop(key, None)
+        self.add(key, patience_s)
+
     def _put(self, key: Key) -> None:
         heapq.heappush(self._heap, self._waits[key])
-        telemetry.QUEUE_LENGTH.set(len(self._waits))
         self._added.set()
 
     def _unpark(self, namespace: str) -> None:

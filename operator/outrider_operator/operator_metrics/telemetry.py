@@ -16,6 +16,9 @@ RECONCILES = Counter(
 )
 RECONCILE_SECONDS = Histogram("outrider_operator_reconcile_seconds", "Duration of a reconcile, its writes included.")
 QUEUE_LENGTH = Gauge("outrider_operator_queue_length", "Services waiting for a reconcile.")
+OLDEST_RECONCILE_SECONDS = Gauge(
+    "outrider_operator_oldest_reconcile_seconds", "Age of the oldest running reconcile; 0 without one."
+)
 WAIT_SECONDS = Histogram(
     "outrider_operator_wait_seconds", "Time from a service's wake-up to the start of its reconcile."
 )

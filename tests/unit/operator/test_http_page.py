@@ -18,9 +18,20 @@ async def test_probes_are_answered_over_either_address_family(host: str) -> None
         pytest.skip("this machine has no IPv6")
     port = free_port()
     async with (
-        http_page.serving_health(port, lambda: {"leading": True}),
+        http_page.serving_health(port, lambda: {"leading": True}, lambda: False),
         aiohttp.ClientSession() as session,
         session.get(f"http://{host}:{port}/healthz") as answer,
     ):
         assert answer.status == 200
         assert await answer.json() == {"operator": {"leading": True}}
+
+
+async def test_a_probe_fails_while_a_reconcile_is_stuck() -> None:
+    """The page said 200 whatever had happened, so the kubelet never restarted an operator that stood still."""
+    port = free_port()
+    async with (
+        http_page.serving_health(port, lambda: {}, lambda: True),
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/healthz") as answer,
+    ):
+        assert answer.status == 503

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import ResourceKind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.lease import Lease
+from outrider_operator.loop_thread import LoopThread
 
 
 class Api:
@@ -39,6 +41,10 @@ class Api:
     replace = create
 
 
+def _lease(api: Api, identity: str = "me") -> Lease:
+    return Lease(LoopThread("lease"), cast(KubernetesApi, api), "ns", "lease", identity)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("RENEW_EVERY_S", 0.0), ("RETRY_EVERY_S", 0.0), ("GIVE_UP_AFTER_S", 0.2), ("SETTLE_S", 0.0)):
@@ -50,7 +56,7 @@ async def test_a_renewal_that_fails_for_a_moment_loses_nothing(monkeypatch: pyte
     """A scrape in that moment saw no condition of any service, and each alert began its `for:` again."""
     monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 3600.0)
     api = Api()
-    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    lease = _lease(api)
     await lease.acquire()
     keeping = asyncio.create_task(lease.renew())
     api.away, before = True, api.asked
@@ -67,7 +73,7 @@ async def test_a_renewal_that_fails_for_a_moment_loses_nothing(monkeypatch: pyte
 async def test_a_lease_that_cannot_be_renewed_is_given_up() -> None:
     """Another operator may hold it by now: this one stops working and reports no service."""
     api = Api()
-    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    lease = _lease(api)
     await lease.acquire()
     api.away = True
     await asyncio.wait_for(lease.renew(), 60)
@@ -79,10 +85,10 @@ async def test_a_lease_that_another_took_is_given_up_at_once(monkeypatch: pytest
     """Someone deleted it and another operator made its own: for ten seconds both worked."""
     monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 3600.0)
     api = Api()
-    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    lease = _lease(api)
     await lease.acquire()
     api.lease = None
-    other = Lease(cast(KubernetesApi, api), "ns", "lease", "other")
+    other = _lease(api, "other")
     await other.acquire()
     await asyncio.wait_for(lease.renew(), 60)
     assert not lease.is_held
@@ -98,7 +104,7 @@ async def test_a_new_lease_counts_once_its_former_holder_has_noticed(monkeypatch
 
     monkeypatch.setattr(module, "SETTLE_S", 10.0)
     monkeypatch.setattr("outrider_operator.lease.asyncio.sleep", sleep)
-    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    lease = _lease(api)
     await lease.acquire()
     assert pauses == [10.0]
     assert module.GIVE_UP_AFTER_S <= 10.0
@@ -109,7 +115,7 @@ async def test_a_restored_backup_ends_the_claim(monkeypatch: pytest.MonkeyPatch)
     """Versions went back: stale specs and phantom services stayed until the operator was restarted."""
     monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 3600.0)
     api = Api()
-    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    lease = _lease(api)
     await lease.acquire()
     assert api.lease is not None
     api.lease["metadata"]["resourceVersion"], api.version = "40", 40
@@ -117,3 +123,19 @@ async def test_a_restored_backup_ends_the_claim(monkeypatch: pytest.MonkeyPatch)
     assert not lease.is_held
     await asyncio.wait_for(lease.acquire(), 60)
     assert lease.is_held
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_busy_event_loop_does_not_lose_the_lease() -> None:
+    """A renewal waited for twenty turns of the loop, each as long as its slowest decision: 14 losses in an hour."""
+    api = Api()
+    lease = _lease(api)
+    await lease.acquire()
+    keeping = asyncio.create_task(lease.renew())
+    await asyncio.sleep(0.05)
+    before = api.asked
+    time.sleep(1.0)
+    assert api.asked > before
+    await asyncio.sleep(0)
+    assert lease.is_held
+    keeping.cancel()

@@ -49,6 +49,20 @@ async def test_what_ended_a_task_stands_in_its_health() -> None:
     kept.cancel()
 
 
+async def test_a_task_that_a_cancelled_future_ended_is_restarted() -> None:
+    """A TaskGroup takes a cancelled task for one that was stopped: a worker less, without a word."""
+
+    async def task() -> None:
+        raise asyncio.CancelledError
+
+    supervisor = Supervisor()
+    kept = asyncio.create_task(supervisor.supervise("polls", task))
+    async with asyncio.timeout(60):
+        while "cancelled" not in supervisor.health().get("polls", ""):
+            await asyncio.sleep(0)
+    kept.cancel()
+
+
 async def test_the_end_of_the_operator_ends_its_tasks() -> None:
     supervisor = Supervisor()
     kept = asyncio.create_task(supervisor.supervise("polls", asyncio.Event().wait))  # type: ignore[arg-type]

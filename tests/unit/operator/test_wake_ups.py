@@ -13,6 +13,7 @@ from outrider_operator.configuration import Configuration
 from outrider_operator.decide import decide
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.lease import Lease
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.service_controller import ServiceController
 from outrider_operator.work_queue import Key
@@ -39,7 +40,7 @@ class Woken:
                 key = await asyncio.wait_for(self.controller._queue.get(), 0.05)
             except TimeoutError:
                 return result
-            self.controller._queue.done(key)
+            self.controller._queue.release(key)
             result.add(key.name)
 
     async def look(self, name: str, *, gone: bool = False) -> None:
@@ -59,8 +60,8 @@ class Woken:
 async def woken() -> Woken:
     """Services "chat" and "mail", which wait for one profile, and "apart", which waits for another."""
     settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
-    api = cast(KubernetesApi, TakingApi())
-    woken = Woken(ServiceController(Configuration(namespace="ns", pod_name="operator"), api, settings, decide))
+    api, lease = cast(KubernetesApi, TakingApi()), cast(Lease, None)
+    woken = Woken(ServiceController(Configuration(namespace="ns", pod_name="operator"), api, lease, settings, decide))
     for name in ("chat", "mail", "apart"):
         woken.cache.seen(SERVICE, _service(name))
     await woken.names()

@@ -32,7 +32,7 @@ async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
     assert await queue.get() == A
     queue.add(A)
     assert not await _has_next(queue)
-    queue.done(A)
+    queue.release(A)
     assert await queue.get() == A
 
 
@@ -51,7 +51,8 @@ async def test_pauses_grow_up_to_a_limit_and_end_with_success() -> None:
     assert LONGEST_RETRY_S / 2 <= pauses_s[-1] <= LONGEST_RETRY_S
     assert await _retried(queue, B) <= FIRST_RETRY_S
     queue.add(A)
-    queue.done(await queue.get())
+    queue.reset(await queue.get())
+    queue.release(A)
     assert await _retried(queue, A) <= FIRST_RETRY_S
 
 
@@ -62,6 +63,7 @@ async def test_a_retried_key_comes_before_patient_keys() -> None:
     assert await queue.get() == A
     queue.add(B, SHARED_CHANGE_S)
     queue.retry(A)
+    queue.release(A)
     await asyncio.sleep(2 * FIRST_RETRY_S)
     assert await queue.get() == A
 
@@ -92,8 +94,8 @@ async def test_a_key_that_waits_already_can_get_urgent() -> None:
     queue.add(B, SHARED_CHANGE_S)
     queue.add(B, OWN_CHANGE_S)
     assert [await queue.get(), await queue.get()] == [B, A]
-    queue.done(A)
-    queue.done(B)
+    queue.release(A)
+    queue.release(B)
     assert not await _has_next(queue)
 
 
@@ -107,11 +109,11 @@ async def test_a_namespace_whose_writes_take_long_holds_up_no_other() -> None:
     assert [await queue.get() for _ in range(3)] == [*slow[:2], A]
     queue.add(slow[4], OWN_CHANGE_S)
     assert not await _has_next(queue)
-    queue.done(slow[0])
+    queue.release(slow[0])
     assert await queue.get() == slow[2]
     assert not await _has_next(queue)
-    queue.retry(slow[1])
-    queue.done(slow[2])
+    queue.release(slow[1])
+    queue.release(slow[2])
     assert [await queue.get(), await queue.get()] == slow[3:]
 
 
@@ -126,17 +128,19 @@ async def test_a_key_that_gets_urgent_while_its_namespace_is_at_work_runs_once()
     assert not await _has_next(queue)
     queue.add(second, OWN_CHANGE_S)
     for expected in (second, first):
-        queue.done(busy)
+        queue.release(busy)
         busy = await queue.get()
         assert busy == expected
-    queue.done(busy)
+    queue.release(busy)
     assert not await _has_next(queue)
 
 
 async def _retried(queue: WorkQueue, key: Key) -> float:
     queue.add(key)
     assert await queue.get() == key
-    return queue.retry(key)
+    pause_s = queue.retry(key)
+    queue.release(key)
+    return pause_s
 
 
 async def _has_next(queue: WorkQueue) -> bool:

@@ -1,21 +1,30 @@
-"""Workers: no service waits for writes of other services that hang."""
+"""Workers: no service waits for another that hangs, or for a reconcile that ended with the Lease."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+from outrider_operator import gc_freeze
 from outrider_operator import service_controller as module
 from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.configuration import Configuration
 from outrider_operator.decide import decide
-from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.kinds import SERVICE, ResourceKind
+from outrider_operator.kubernetes_api import KubernetesApi, Page
+from outrider_operator.lease import Lease
+from outrider_operator.reconcile import Reconciler
 from outrider_operator.service_controller import MOST_OF_A_NAMESPACE, WORKERS, ServiceController
+from outrider_operator.work_queue import Key, WorkQueue
 
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.taking_api import TakingApi
+
+SETTINGS = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
+KEYS = tuple(Key(f"ns-{number % 5}", f"s-{number}") for number in range(20))
 
 
 class HangingApi(TakingApi):
@@ -38,10 +47,7 @@ async def test_webhooks_of_some_namespaces_that_do_not_answer_hold_up_no_other(m
     """Three namespaces with sixteen services each had every worker: a bystander waited 114 s for its first status."""
     monkeypatch.setattr(module, "LONGEST_HOLD_S", 0.05)
     api, slow = HangingApi(), WORKERS // MOST_OF_A_NAMESPACE
-    settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
-    controller = ServiceController(
-        Configuration(namespace="ns", pod_name="operator"), cast(KubernetesApi, api), settings, decide
-    )
+    controller = _controller(api)
     for namespace in range(slow):
         for number in range(MOST_OF_A_NAMESPACE + 1):
             controller._cache.seen(SERVICE, _service(f"s-{number}", f"slow-{namespace}"))
@@ -55,6 +61,124 @@ async def test_webhooks_of_some_namespaces_that_do_not_answer_hold_up_no_other(m
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
     assert all(worker.cancelled() for worker in workers)
+
+
+class ListedApi(TakingApi):
+    """Lists the services of KEYS, and reports no change."""
+
+    async def pages(self, kind: ResourceKind, namespace: str | None, selector: str) -> AsyncIterator[Page]:
+        del namespace, selector
+        yield Page([_service(key.name, key.namespace) for key in KEYS] if kind == SERVICE else [], "10")
+
+    async def watch(
+        self, kind: ResourceKind, namespace: str | None, selector: str, version: str
+    ) -> AsyncIterator[tuple[str, Object]]:
+        del namespace, selector, version
+        await asyncio.Event().wait()
+        yield kind.kind, {}
+
+
+class UnsteadyLease:
+    """Lost at random turns of the event loop, until it was lost `losses` times."""
+
+    def __init__(self, losses: int, chance: random.Random) -> None:
+        self.losses, self._chance = losses, chance
+        self.is_held = False
+
+    async def acquire(self) -> None:
+        self.is_held = True
+
+    async def renew(self) -> None:
+        if not self.losses:
+            await asyncio.Event().wait()
+        for _ in range(self._chance.randrange(60)):
+            await asyncio.sleep(0)
+        self.losses -= 1
+        self.is_held = False
+
+
+class QuickReconciler:
+    """Records the keys whose reconcile ended while the Lease was there to stay."""
+
+    def __init__(self, lease: UnsteadyLease, chance: random.Random) -> None:
+        self._lease, self._chance = lease, chance
+        self.ended = set[Key]()
+
+    async def reconcile(self, key: Key) -> float:
+        for _ in range(self._chance.randrange(4)):
+            await asyncio.sleep(0)
+        if not self._lease.losses:
+            self.ended.add(key)
+        return 0.001
+
+
+async def test_each_service_is_reconciled_after_lost_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that was handed out in the turn of the loss counted as running for ever: its service stood still."""
+    monkeypatch.setattr(gc_freeze, "settle", lambda: None)  # would walk all objects of the tests 200 times
+    chance = random.Random(7)
+    lease = UnsteadyLease(200, chance)
+    controller, reconciler = _controller(ListedApi(), lease), QuickReconciler(lease, chance)
+    controller._reconciler = cast(Reconciler, reconciler)
+    running = asyncio.create_task(controller._run())
+    async with asyncio.timeout(60):
+        while reconciler.ended != {*KEYS}:
+            controller._wake_one(chance.choice(KEYS))
+            await asyncio.sleep(0)
+    assert lease.losses == 0
+    running.cancel()
+
+
+async def test_a_reconcile_that_hangs_is_seen_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service whose reconcile hung was never reconciled again, and liveness said that all was well."""
+    monkeypatch.setattr(module, "STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "LONGEST_RECONCILE_S", 0.05)
+    api = HangingApi()
+    controller = _controller(api)
+    controller._cache.seen(SERVICE, {**_service("s", "slow"), "status": {"conditions": [_CONDITION]}})
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        worker = group.create_task(controller._worker(group))
+        while api.hanging < 1:
+            await asyncio.sleep(0)
+        assert controller.is_stuck()
+        while api.hanging < 2:
+            await asyncio.sleep(0.01)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+    assert worker.cancelled()
+    assert not controller.is_stuck()
+
+
+async def test_a_reconcile_within_which_a_task_was_cancelled_is_repeated() -> None:
+    """Not only a lost Lease cancels: what a reconcile waited for may have been cancelled by its owner."""
+    controller, runs = _controller(TakingApi()), list[Key]()
+
+    class Cancelled:
+        async def reconcile(self, key: Key) -> None:
+            runs.append(key)
+            raise asyncio.CancelledError
+
+    controller._reconciler = cast(Reconciler, Cancelled())
+    controller._queue = WorkQueue(1)
+    controller._queue.add(KEYS[0])
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        worker = group.create_task(controller._worker(group))
+        while len(runs) < 2:
+            await asyncio.sleep(0)
+        worker.cancel()
+
+
+_CONDITION = {
+    "type": "Ready",
+    "status": "False",
+    "reason": "NoReadyEndpoint",
+    "message": "",
+    "lastTransitionTime": "2026-11-29T00:00:00Z",
+}
+
+
+def _controller(api: TakingApi, lease: UnsteadyLease | None = None) -> ServiceController:
+    configuration = Configuration(namespace="ns", pod_name="operator")
+    return ServiceController(configuration, cast(KubernetesApi, api), cast(Lease, lease), SETTINGS, decide)
 
 
 def _service(name: str, namespace: str) -> Object:
