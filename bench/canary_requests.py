@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_crds.counters import ArmCounters
+from outrider_operator.decide.canary.arms import Arms
 from outrider_operator.decide.canary.judge import CanaryVerdict, judge
 
 MEAN_TOKENS = 200.0
@@ -43,16 +44,16 @@ def arm(rng: np.random.Generator, requests: int, gain: float) -> tuple[Floats, F
     return tokens * PLAIN_S * moment, np.maximum(1.0, np.round(tokens / per_step)) * PRICE_S * moment
 
 
-def sums(plain_s: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[ArmSums]:
+def sums(plain_s: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[ArmCounters]:
     """Sums after each number of requests in `looks`."""
     columns = (plain_s, price_s, plain_s**2, price_s**2, plain_s * price_s)
     rows = np.stack([np.cumsum(column)[looks - 1] for column in columns], axis=1)
-    return [_arm_sums(float(count), *map(float, row)) for count, row in zip(looks, rows, strict=True)]
+    return [_arm_sums(int(count), *map(float, row)) for count, row in zip(looks, rows, strict=True)]
 
 
-def _arm_sums(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> ArmSums:
-    return ArmSums(
-        count, plain_s=x, speculated_s=x, price_s=y, plain_squared=xx, price_squared=yy, plain_times_price=xy
+def _arm_sums(count: int, x: float, y: float, xx: float, yy: float, xy: float) -> ArmCounters:
+    return ArmCounters(
+        requests=count, plain_s=x, speculated_s=x, price_s=y, plain_squared=xx, price_squared=yy, plain_times_price=xy
     )
 
 

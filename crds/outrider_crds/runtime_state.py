@@ -15,6 +15,7 @@ from pydantic import Field
 
 from outrider_crds.base import Model
 from outrider_crds.contract import Contract
+from outrider_crds.counters import ArmCounters, by_class
 from outrider_crds.metrics import Group, Labelled, Metric
 
 STATE_SCHEMA = 1
@@ -139,10 +140,6 @@ class SLOClassState(Model):
     """Time to the first token of each finished request; where its client left before that, how long it had waited."""
 
 
-def _by_class(_model: Any, counts: dict[str, int]) -> list[Labelled]:
-    return [((slo_class,), count) for slo_class, count in counts.items()]
-
-
 class AdapterState(Model):
     METRICS: ClassVar[Group] = Group(
         "LoRA adapters", "All carry the label `adapter`: the name in `spec.adapters`.", label="adapter"
@@ -159,12 +156,12 @@ class AdapterState(Model):
     accepted: Annotated[int, Metric("outrider_adapter_accepted_total")] = 0
     """Proposed tokens of its requests that were accepted. Accepted / tried is the acceptance rate."""
     finished: Annotated[
-        dict[str, int], Metric("outrider_adapter_finished_total", labels=("slo_class",), series=_by_class)
+        dict[str, int], Metric("outrider_adapter_finished_total", labels=("slo_class",), series=by_class)
     ] = {}
     """Its requests with a verdict, as in `outrider_slo_class_finished_total`. Label `slo_class`: the request's class;
     requests without one are not counted here."""
     attained: Annotated[
-        dict[str, int], Metric("outrider_adapter_attained_total", labels=("slo_class",), series=_by_class)
+        dict[str, int], Metric("outrider_adapter_attained_total", labels=("slo_class",), series=by_class)
     ] = {}
     """Requests among them that met the class. Label `slo_class`: the class."""
 
@@ -195,63 +192,14 @@ class SpeedupState(Model):
     """Sum of the ratios, each times its weight."""
 
 
-MOST_COUNTED = 10**18
-"""Bound of a canary's sums: below an int64, the API's integer."""
-Count = Annotated[int, Field(ge=0, le=MOST_COUNTED)]
-Sum = Annotated[float, Field(ge=0, le=MOST_COUNTED, allow_inf_nan=False)]
-
-
-class ArmState(Model):
-    """Sums over the finished requests of one arm. A request whose client left counts with what it got. A request
-    does not count that ran while speculation was off, or while a drafter of either arm could not run."""
-
-    METRICS: ClassVar[Group] = Group(
-        "Draft canary",
-        "While a pod compares two pools of drafters. All carry the label `arm`: `stable` or `candidate`. They start "
-        "from 0 with another attempt. Plain / price is an arm's speed-up. Seconds are weighted so that both arms have "
-        "the same mix of batch sizes.",
-        label="arm",
-    )
-    requests: Annotated[Count, Metric("outrider_canary_requests_total")] = 0
-    """Finished requests that cost something: that decoded, or whose prompt a drafter read."""
-    tokens: Annotated[Count, Metric("outrider_canary_tokens_total")] = 0
-    """Output tokens of their decoding steps, bonus tokens included; the token that ends a prompt is not one of them."""
-    plain_s: Annotated[Sum, Metric("outrider_canary_plain_seconds_total")] = 0.0
-    """Seconds that plain decoding would have taken for these tokens: T_target(N, 0) / N for each token, in the batch of
-    its step. By the latency model as corrected online. Plain / price is the arm's speed-up."""
-    speculated_s: Annotated[Sum, Metric("outrider_canary_speculated_seconds_total")] = 0.0
-    """Plain seconds of the steps in which the request had proposals, or a drafter of its arm ran."""
-    price_s: Annotated[Sum, Metric("outrider_canary_price_seconds_total")] = 0.0
-    """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
-    ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
-    corrected online."""
-    plain_squared: Sum = 0.0
-    """Sum of each request's plain seconds squared."""
-    price_squared: Sum = 0.0
-    """Sum of each request's price squared, in seconds squared."""
-    plain_times_price: Sum = 0.0
-    """Sum of each request's plain seconds times its price, in seconds squared."""
-    failures: Annotated[Count, Metric("outrider_canary_failures_total")] = 0
-    """Times that a drafter was suspended after an error: the one that fails most often, of those in this arm alone."""
-    finished: Annotated[
-        dict[str, Count], Metric("outrider_canary_finished_total", labels=("slo_class",), series=_by_class)
-    ] = {}
-    """Finished requests with a verdict. Label `slo_class`: the request's class; requests without one are not counted
-    here."""
-    attained: Annotated[
-        dict[str, Count], Metric("outrider_canary_attained_total", labels=("slo_class",), series=_by_class)
-    ] = {}
-    """Requests among them that met the class. Label `slo_class`: the class."""
-
-
 class CanaryState(Model):
     """Both arms of the canary in force. Sums start from 0 with the process, and with another id."""
 
     METRICS: ClassVar[Group] = Group("Draft canary")
     id: str
     """`CanaryConfig.id`."""
-    stable: ArmState = ArmState()
-    candidate: ArmState = ArmState()
+    stable: ArmCounters = ArmCounters()
+    candidate: ArmCounters = ArmCounters()
 
 
 REASONS = ("Pays", "NotWorthIt", "Off", "NoDrafter", "NoTraffic", "Measuring")

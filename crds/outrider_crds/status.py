@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
-from outrider_crds.runtime_state import ArmState, Count
+from outrider_crds.counters import ArmCounters, Count
 from outrider_crds.spec import MOST_ADAPTERS
 
 Text = Annotated[str, Field(max_length=256)]
@@ -298,9 +298,9 @@ class RolloutSums(Model):
     """Unix time at which the pod's process started."""
     restarts: Count = 0
     """Processes of the pod that ended once it was ready with both pools."""
-    stable: ArmState = ArmState()
+    stable: ArmCounters = ArmCounters()
     """Sums over the stable pool's requests."""
-    candidate: ArmState = ArmState()
+    candidate: ArmCounters = ArmCounters()
     """Sums over the candidate's requests."""
 
 

@@ -102,7 +102,7 @@ class Controller:
 
     def configure(self, hot: HotSettings) -> None:
         """Put new settings in force from the next decision on. What was learned is kept."""
-        if hot.arms != self.settings.hot.arms:
+        if (hot.arms, hot.attempt) != (self.settings.hot.arms, self.settings.hot.attempt):
             self._arms = None
         self.settings = dataclasses.replace(self.settings, hot=hot)
         self._settle()

@@ -95,6 +95,8 @@ class HotSettings:
     """Names of drafters, in the order that mode Static prefers them in; missing ones follow in the pool's order."""
     arms: tuple[frozenset[str], frozenset[str]] | None = None
     """Names of the drafters that the stable and the candidate arm of a canary may use; None: no canary."""
+    attempt: str = ""
+    """Name of the canary's attempt: what its plans rest on starts again with another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import RLock
 
 import numpy as np
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.runtime_state import ArmState, CanaryState
+from outrider_crds.runtime_state import CanaryState
 
 from outrider_runtime.control.arm_prices import Credits
 from outrider_runtime.control.batch import CANDIDATE, NO_ARM, STABLE, Ints
@@ -68,47 +70,17 @@ class _Member:
         return min(1.0, tokens / max(1, self.counted_tokens))
 
 
-@dataclass(slots=True)
-class _Sums:
-    requests: int = 0
-    tokens: int = 0
-    plain_s: float = 0.0
-    speculated_s: float = 0.0
-    price_s: float = 0.0
-    plain_squared: float = 0.0
-    price_squared: float = 0.0
-    plain_times_price: float = 0.0
-    failures: dict[str, int] = field(default_factory=dict)
-    """Suspensions after an error, by drafter; drafters that both arms share are not counted."""
-    finished: dict[str, int] = field(default_factory=dict)
-    attained: dict[str, int] = field(default_factory=dict)
-
-    def add(self, member: _Member, output_tokens: int) -> None:
-        tokens = member.tokens(output_tokens)
-        plain_s, price_s = member.plain_s * member.used(tokens), member.price_s
-        if not (price_s > 0.0 and math.isfinite(price_s) and math.isfinite(plain_s)):
-            return
-        self.requests += 1
-        self.tokens += tokens
-        self.plain_s += plain_s
-        self.speculated_s += member.speculated_s * member.used(tokens)
-        self.price_s += price_s
-        self.plain_squared += plain_s * plain_s
-        self.price_squared += price_s * price_s
-        self.plain_times_price += plain_s * price_s
-
-    def verdict(self, slo_class: str, *, attained: bool) -> None:
-        self.finished[slo_class] = self.finished.get(slo_class, 0) + 1
-        self.attained[slo_class] = self.attained.get(slo_class, 0) + attained
-
-    def state(self) -> ArmState:
-        return ArmState(
-            requests=self.requests, tokens=self.tokens, plain_s=self.plain_s,
-            speculated_s=self.speculated_s, price_s=self.price_s,
-            plain_squared=self.plain_squared, price_squared=self.price_squared,
-            plain_times_price=self.plain_times_price, failures=max(self.failures.values(), default=0),
-            finished=dict(self.finished), attained=dict(self.attained),
-        )  # fmt: skip
+def _evidence(member: _Member, output_tokens: int) -> ArmCounters | None:
+    """Return what an ended request adds to its arm; None if its price tells nothing."""
+    tokens = member.tokens(output_tokens)
+    used, price_s = member.used(tokens), member.price_s
+    plain_s = member.plain_s * used
+    if not (price_s > 0.0 and math.isfinite(price_s) and math.isfinite(plain_s)):
+        return None
+    return ArmCounters.model_construct(
+        requests=1, tokens=tokens, plain_s=plain_s, speculated_s=member.speculated_s * used, price_s=price_s,
+        plain_squared=plain_s * plain_s, price_squared=price_s * price_s, plain_times_price=plain_s * price_s,
+    )  # fmt: skip
 
 
 class ArmCounter:
@@ -124,7 +96,10 @@ class ArmCounter:
         self._members: dict[str, _Member] = {}
         self._ended: dict[str, int] = {}
         """Output tokens of ended requests that still have an unobserved step, by request."""
-        self._sums = (_Sums(), _Sums())
+        self._sums: list[ArmCounters] = []
+        """By arm number."""
+        self._failures: Counter[tuple[int, str]] = Counter()
+        """Suspensions after an error, by arm and drafter; drafters that both arms share are not counted."""
         self._observed_before = 0
         """All steps with a smaller number are observed."""
 
@@ -135,14 +110,15 @@ class ArmCounter:
             if canary is None or before is None or canary.candidate_percent != before.candidate_percent:
                 self._draws = {}
             if canary is None or before is None or canary.id != before.id:
-                self._members, self._ended, self._sums = {}, {}, (_Sums(), _Sums())
+                self._members, self._ended, self._failures = {}, {}, Counter()
+                self._sums = [ArmCounters(), ArmCounters()]
 
     def state(self) -> CanaryState | None:
         with self._lock:
             if self.canary is None:
                 return None
             stable, candidate = self._sums
-            return CanaryState(id=self.canary.id, stable=stable.state(), candidate=candidate.state())
+            return CanaryState(id=self.canary.id, stable=stable, candidate=candidate)
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
@@ -183,8 +159,8 @@ class ArmCounter:
             member = self._members.get(name)
             if member is None:
                 return
-            if attained is not None and member.slo_class is not None:
-                self._sums[member.arm].verdict(member.slo_class, attained=attained)
+            if attained is not None and (own := member.slo_class) is not None:
+                self._sums[member.arm] += ArmCounters.model_construct(finished={own: 1}, attained={own: int(attained)})
             self._ended[name] = output_tokens
             self.observed(self._observed_before)
 
@@ -230,16 +206,19 @@ class ArmCounter:
         with self._lock:
             for name in [ended for ended in self._ended if self._members[ended].last_step < before]:
                 member, output_tokens = self._members.pop(name), self._ended.pop(name)
-                self._sums[member.arm].add(member, output_tokens)
+                self._sums[member.arm] += _evidence(member, output_tokens) or ArmCounters()
 
     def failed(self, drafter: str) -> None:
         """Count a drafter's suspension after an error. A drafter that both arms share counts for neither."""
         with self._lock:
             if self.canary is None:
                 return
-            arms = [sums for sums, names in zip(self._sums, _pools(self.canary), strict=True) if drafter in names]
+            arms = [arm for arm, names in enumerate(_pools(self.canary)) if drafter in names]
             if len(arms) == 1:
-                arms[0].failures[drafter] = arms[0].failures.get(drafter, 0) + 1
+                arm = arms[0]
+                self._failures[arm, drafter] += 1
+                most = max(count for (number, _), count in self._failures.items() if number == arm)
+                self._sums[arm] = self._sums[arm].model_copy(update={"failures": most})
 
 
 def _pools(canary: CanaryConfig) -> tuple[Sequence[str], Sequence[str]]:

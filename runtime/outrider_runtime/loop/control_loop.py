@@ -296,4 +296,5 @@ def hot_settings(hot: HotConfig) -> HotSettings:
         ),
         order=tuple(hot.drafter_order or ()),
         arms=None if hot.canary is None else (frozenset(hot.canary.stable), frozenset(hot.canary.candidate)),
+        attempt="" if hot.canary is None else hot.canary.id,
     )

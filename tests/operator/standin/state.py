@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import BootConfig, CanaryConfig, HotConfig, config_hash
 from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
     AdapterState,
-    ArmState,
     CanaryState,
     ChoiceState,
     DrafterReport,
@@ -172,13 +172,13 @@ def is_new(canary: CanaryConfig, drafter: str) -> bool:
     return drafter in canary.candidate and drafter not in canary.stable
 
 
-def _arm(hot: HotConfig, behaviour: Behaviour, requests: int, gain: float) -> ArmState:
+def _arm(hot: HotConfig, behaviour: Behaviour, requests: int, gain: float) -> ArmCounters:
     tokens, square = CANARY_TOKENS, 1 + CANARY_VARIATION**2
     plain_s, price_s = CANARY_PRICE_S, CANARY_PRICE_S / (1 + gain)
     product = 1 + CANARY_CORRELATION * CANARY_VARIATION**2
     classes = [slo.name for slo in hot.slo_classes]
     of_class = requests // max(1, len(classes))
-    return ArmState(
+    return ArmCounters(
         requests=requests, tokens=requests * tokens, plain_s=requests * plain_s,
         speculated_s=requests * plain_s, price_s=requests * price_s,
         plain_squared=requests * plain_s**2 * square, price_squared=requests * price_s**2 * square,

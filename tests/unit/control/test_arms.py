@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.runtime_state import ArmState
 from outrider_runtime.control.arm_plans import to_verify
 from outrider_runtime.control.batch import CANDIDATE, NO_DRAFTER, STABLE
 from outrider_runtime.control.controller import Controller
@@ -64,7 +64,7 @@ def canaried(
     return loop, arms
 
 
-def sums(arms: ArmCounter) -> tuple[ArmState, ArmState]:
+def sums(arms: ArmCounter) -> tuple[ArmCounters, ArmCounters]:
     state = arms.state()
     assert state is not None
     return state.stable, state.candidate

@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 import pytest
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import CanaryConfig, HotConfig, config_hash, read_hot_config
-from outrider_crds.runtime_state import ArmState, CanaryState, RuntimeState
+from outrider_crds.runtime_state import CanaryState, RuntimeState
 from pydantic import ValidationError
 
 from tests.unit.crds.contract_examples import documents
@@ -43,18 +44,18 @@ def test_canary_order_out_of_range_is_refused(change: dict[str, Any]) -> None:
 def test_sum_that_is_no_sum_is_refused(change: dict[str, Any]) -> None:
     """A NaN would make every later judgement of the canary one."""
     with pytest.raises(ValidationError):
-        ArmState.model_validate(change)
+        ArmCounters.model_validate(change)
 
 
 @pytest.mark.parametrize("change", [{"priceS": 1e300}, {"tokens": 10**400}, {"finished": {"a": 10**19}}])
 def test_sum_beyond_any_canary_is_refused(change: dict[str, Any]) -> None:
     """Bug: the judge overflowed at such a sum, so that the service was not reconciled while the pod lived."""
     with pytest.raises(ValidationError):
-        ArmState.model_validate(change)
+        ArmCounters.model_validate(change)
 
 
 def test_state_with_sums_survives_the_wire() -> None:
-    arm = ArmState(requests=2, tokens=30, plain_s=0.75, price_s=0.5, plain_squared=0.3, price_squared=0.13,
+    arm = ArmCounters(requests=2, tokens=30, plain_s=0.75, price_s=0.5, plain_squared=0.3, price_squared=0.13,
                    plain_times_price=0.2, failures=1, finished={"chat": 2}, attained={"chat": 1})  # fmt: skip
     canary = CanaryState(id="a", candidate=arm)
     state = documents()["state"]

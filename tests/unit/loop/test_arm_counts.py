@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import CanaryConfig, config_hash
-from outrider_crds.runtime_state import ArmState, CanaryState
+from outrider_crds.runtime_state import CanaryState
 from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
 from outrider_runtime.control.arm_prices import Credits
 from outrider_runtime.control.batch import CANDIDATE, NO_ARM, NO_DRAFTER, STABLE, Batch
@@ -81,7 +82,7 @@ def test_request_counts_once_its_last_step_is_observed() -> None:
     assert _candidate(arms).requests == 0
     arms.add(["r"], credits_of(4)._replace(speculates=np.array([False])))
     arms.observed(8)
-    expected = ArmState(
+    expected = ArmCounters(
         requests=1, tokens=4, plain_s=0.5, speculated_s=0.375 * 4 / 7, price_s=0.5,
         plain_squared=0.25, price_squared=0.25, plain_times_price=0.25,
         finished={"chat": 1}, attained={"chat": 1},
@@ -115,7 +116,7 @@ def credits_of(tokens: int) -> Credits:
     return Credits(np.array([tokens]), np.array([0.25]), plain_s, np.array([True]), PLAIN_TOKEN_S)
 
 
-def _candidate(arms: ArmCounter) -> ArmState:
+def _candidate(arms: ArmCounter) -> ArmCounters:
     state = arms.state()
     assert state is not None
     return state.candidate
@@ -139,6 +140,23 @@ def test_another_attempt_counts_from_nothing_and_keeps_arms_of_running_requests(
     assert canary_state(loop).stable.requests + canary_state(loop).candidate.requests == 0, "they began before it"
     loop.configure(hot_config())
     assert loop.arms.state() is None
+
+
+def test_plans_of_another_attempt_rest_on_none_of_the_failed_run() -> None:
+    """Bug: after `retry` the sums began again, and were weighted by the batch sizes of the attempt before."""
+    loop = control_loop(POOL)
+    start(loop)
+    engine = Engine(stepper(loop), 0, np.random.default_rng(0))
+    for wanted in (30, 12, 4, 2):
+        engine.add(6, wanted)
+    run_dry(engine)
+    engine.add(6, 40)
+    start(loop, id="b")
+    engine.step()
+    engine.step()
+    made = loop._controller.credits
+    assert made is not None
+    assert made.plain_s.tolist() == (made.tokens * made.plain_token_s).tolist(), "no weight but 1"
 
 
 def loop_arm(engine: Engine, name: str) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.runtime_state import ArmState
-from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_operator.decide.canary.arms import Arms
 from outrider_operator.decide.canary.judge import CanaryVerdict, judge
 
 from tests.engine.engines import boot_config, hot_config, lookup
@@ -32,11 +33,11 @@ def _arms(behaviour: Behaviour, seconds: float) -> Arms:
     return Arms(_scaled(state.canary.stable, scale), _scaled(state.canary.candidate, scale))
 
 
-def _scaled(arm: ArmState, scale: float) -> ArmSums:
-    numbers = {name: getattr(arm, name) * scale for name in (
-        "requests", "tokens", "plain_s", "speculated_s", "price_s", "plain_squared", "price_squared",
-        "plain_times_price")}  # fmt: skip
-    return ArmSums(**numbers, failures=arm.failures)
+def _scaled(arm: ArmCounters, scale: float) -> ArmCounters:
+    numbers: dict[str, Any] = {
+        name: value * scale for name, value in arm if isinstance(value, int | float) and name != "failures"
+    }
+    return ArmCounters.model_construct(**numbers, failures=arm.failures)
 
 
 @pytest.mark.parametrize(

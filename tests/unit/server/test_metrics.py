@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from outrider_crds.counters import ArmCounters
 from outrider_crds.generate import text_of
 from outrider_crds.metrics import Metric, MetricKind
 from outrider_crds.runtime_state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
-    ArmState,
     CanaryState,
     ChoiceState,
     DrafterReport,
@@ -168,7 +168,7 @@ def test_scrape_of_a_canary_has_both_arms() -> None:
     """A dashboard divides tokens by price of each arm."""
     state = _state()
     assert not any(name.startswith("outrider_canary") for name, _ in _scrape(state))
-    arm = ArmState(requests=2, tokens=30, price_s=0.5, finished={"interactive": 2}, attained={"interactive": 1})
+    arm = ArmCounters(requests=2, tokens=30, price_s=0.5, finished={"interactive": 2}, attained={"interactive": 1})
     samples = _scrape(state.model_copy(update={"canary": CanaryState(id="a", candidate=arm)}))
     assert samples["outrider_canary_tokens_total", (("arm", "candidate"),)] == 30
     assert samples["outrider_canary_tokens_total", (("arm", "stable"),)] == 0

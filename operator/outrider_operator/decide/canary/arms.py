@@ -5,68 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from outrider_crds.runtime_state import MOST_COUNTED
+from outrider_crds.counters import ArmCounters
 
-_NUMBERS = (
-    "requests", "tokens", "plain_s", "speculated_s", "price_s", "plain_squared", "price_squared", "plain_times_price",
-    "failures",
-)  # fmt: skip
-"""Fields of `ArmSums` that are a number each."""
 _MOST_REPORTS = 16
 """Reports up to which those of pods that are gone are kept: more would burden the status for no use."""
-LEAST_SUM = 1e-9
-"""Least divisor, in seconds: what is smaller is no quantity."""
-
-
-@dataclass(frozen=True)
-class ArmSums:
-    """One arm's finished requests. A request's price is that of its steps at full batch, by the latency model."""
-
-    requests: float = 0.0
-    tokens: float = 0.0
-    plain_s: float = 0.0
-    """Seconds that plain decoding would have taken for the tokens."""
-    speculated_s: float = 0.0
-    """Those of them that are of steps in which the arm speculated."""
-    price_s: float = 0.0
-    plain_squared: float = 0.0
-    price_squared: float = 0.0
-    plain_times_price: float = 0.0
-    failures: float = 0.0
-    """Times that a drafter of this arm alone was suspended after an error, of the one that fails most often."""
-    finished: Mapping[str, float] = field(default_factory=dict)
-    """SLO class -> requests with a verdict."""
-    attained: Mapping[str, float] = field(default_factory=dict)
-    """SLO class -> those of them that met the class."""
-
-    def __add__(self, other: ArmSums) -> ArmSums:
-        sums = {name: _sum(getattr(self, name), getattr(other, name)) for name in _NUMBERS}
-        finished, attained = _sums(self.finished, other.finished), _sums(self.attained, other.attained)
-        return ArmSums(**sums, finished=finished, attained=attained)
-
-    @property
-    def effective_requests(self) -> float:
-        """Requests of equal price that would tell as much as these (Kish's effective size)."""
-        squares = self.requests * self.price_squared
-        return self.requests * min(1.0, self.price_s**2 / squares) if squares > 0.0 else self.requests
-
-    @property
-    def speculated_share(self) -> float:
-        """Share of the plain seconds in which the arm speculated."""
-        return self.speculated_s / self.plain_s if self.plain_s >= LEAST_SUM else 0.0
-
-    @property
-    def speedup(self) -> float | None:
-        """Seconds of plain decoding / seconds of price; None before any."""
-        return self.plain_s / self.price_s if min(self.plain_s, self.price_s) >= LEAST_SUM else None
 
 
 @dataclass(frozen=True)
 class Arms:
     """Both arms on one product."""
 
-    stable: ArmSums = ArmSums()
-    candidate: ArmSums = ArmSums()
+    stable: ArmCounters = field(default_factory=ArmCounters)
+    candidate: ArmCounters = field(default_factory=ArmCounters)
 
     def __add__(self, other: Arms) -> Arms:
         return Arms(self.stable + other.stable, self.candidate + other.candidate)
@@ -152,12 +102,3 @@ def _most_restarts(ledger: Ledger, gone: Iterable[PodReport]) -> dict[str, int]:
         if last.restarts > most.get(last.product, 0):
             most[last.product] = last.restarts
     return most
-
-
-def _sums(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: _sum(first.get(name, 0.0), second.get(name, 0.0)) for name in sorted({*first, *second})}
-
-
-def _sum(first: float, second: float) -> float:
-    """The sum of both, no more than the status can hold: a pod's report may have reached that by itself."""
-    return min(first + second, float(MOST_COUNTED))

@@ -22,7 +22,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_crds.counters import ArmCounters
+
+from outrider_operator.decide.canary.arms import Arms
 
 ERROR_SHARE = 0.05
 """Canaries whose range ever leaves out the true gain."""
@@ -155,7 +157,7 @@ def _variance(arms: Arms) -> float | None:
     return stable + candidate
 
 
-def _relative_variance(arm: ArmSums) -> float | None:
+def _relative_variance(arm: ArmCounters) -> float | None:
     """`(cv_x^2 + cv_y^2 - 2 cv_xy) / n` of plain seconds / price."""
     number = arm.requests
     if number < 2.0 or not arm.speedup:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from outrider_crds.runtime_state import ArmState
 from outrider_crds.status import RolloutStatus, RolloutSums
 from pydantic import ValidationError
 
 from outrider_operator.cluster_model import Object
-from outrider_operator.decide.canary.arms import Arms, ArmSums, Ledger, PodReport
+from outrider_operator.decide.canary.arms import Arms, Ledger, PodReport
 from outrider_operator.decide.canary.machine import Canary, Cause
 from outrider_operator.validation.reading import annotation, cut, unix_seconds
 
@@ -85,10 +83,6 @@ def sums_of(ledger: Ledger) -> list[RolloutSums]:
     return [*ended, *(_running_sums(last) for last in ledger.running)]
 
 
-def arms_of(stable: ArmState, candidate: ArmState) -> Arms:
-    return Arms(_arm_sums(stable), _arm_sums(candidate))
-
-
 def timestamp(moment_s: float) -> str:
     """RFC 3339, in whole seconds."""
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -128,10 +122,10 @@ def _requests(status: RolloutStatus) -> int:
 
 
 def _ledger(sums: list[RolloutSums]) -> Ledger:
-    ended = {entry.product: arms_of(entry.stable, entry.candidate) for entry in sums if not entry.pod}
+    ended = {entry.product: Arms(entry.stable, entry.candidate) for entry in sums if not entry.pod}
     restarts = {entry.product: entry.restarts for entry in sums if not entry.pod and entry.restarts}
     running = (
-        PodReport(entry.pod, entry.product, entry.started_at, arms_of(entry.stable, entry.candidate), entry.restarts)
+        PodReport(entry.pod, entry.product, entry.started_at, Arms(entry.stable, entry.candidate), entry.restarts)
         for entry in sums
         if entry.pod
     )
@@ -144,45 +138,6 @@ def _running_sums(last: PodReport) -> RolloutSums:
 
 
 def _sums(product: str, pod: str, started_at: float, arms: Arms) -> RolloutSums:
-    stable, candidate = _arm_state(arms.stable), _arm_state(arms.candidate)
-    return RolloutSums(product=cut(product), pod=cut(pod), started_at=started_at, stable=stable, candidate=candidate)
-
-
-def _arm_sums(arm: ArmState) -> ArmSums:
-    return ArmSums(
-        requests=arm.requests,
-        tokens=arm.tokens,
-        plain_s=arm.plain_s,
-        speculated_s=arm.speculated_s,
-        price_s=arm.price_s,
-        plain_squared=arm.plain_squared,
-        price_squared=arm.price_squared,
-        plain_times_price=arm.plain_times_price,
-        failures=arm.failures,
-        finished=_floats(arm.finished),
-        attained=_floats(arm.attained),
+    return RolloutSums(
+        product=cut(product), pod=cut(pod), started_at=started_at, stable=arms.stable, candidate=arms.candidate
     )
-
-
-def _arm_state(arm: ArmSums) -> ArmState:
-    return ArmState(
-        requests=round(arm.requests),
-        tokens=round(arm.tokens),
-        plain_s=arm.plain_s,
-        speculated_s=arm.speculated_s,
-        price_s=arm.price_s,
-        plain_squared=arm.plain_squared,
-        price_squared=arm.price_squared,
-        plain_times_price=arm.plain_times_price,
-        failures=round(arm.failures),
-        finished=_counts(arm.finished),
-        attained=_counts(arm.attained),
-    )
-
-
-def _floats(counts: Mapping[str, int]) -> dict[str, float]:
-    return {name: float(count) for name, count in counts.items()}
-
-
-def _counts(counts: Mapping[str, float]) -> dict[str, int]:
-    return {name: round(count) for name, count in counts.items()}

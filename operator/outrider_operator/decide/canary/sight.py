@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from outrider_crds.runtime_state import MEMORY_WORDS, ArmState, CanaryState, DrafterReport, RuntimeState
+from outrider_crds.counters import ArmCounters
+from outrider_crds.runtime_state import MEMORY_WORDS, CanaryState, DrafterReport, RuntimeState
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
-from outrider_operator.decide.canary.arms import PodReport, updated
+from outrider_operator.decide.canary.arms import Arms, PodReport, updated
 from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
 from outrider_operator.decide.canary.pools import Pools
-from outrider_operator.decide.canary.record import arms_of
 from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
 from outrider_operator.validation.reading import items, name_of, text
 
@@ -98,11 +98,11 @@ def _reports(sight: CanarySight, before: Canary, *, heeds_missing: bool) -> Iter
             continue
         arms = _bounded(state.canary, {slo.name for slo in sight.spec.slo_classes})
         product = _product(state.product, sight.spec.accelerator.products)
-        yield PodReport(name, product, state.started_at, arms_of(arms.stable, arms.candidate))
+        yield PodReport(name, product, state.started_at, Arms(arms.stable, arms.candidate))
 
 
 def _bounded(state: CanaryState, classes: set[str]) -> CanaryState:
-    def known(arm: ArmState) -> ArmState:
+    def known(arm: ArmCounters) -> ArmCounters:
         finished = {name: count for name, count in arm.finished.items() if name in classes}
         attained = {name: count for name, count in arm.attained.items() if name in classes}
         return arm.model_copy(update={"finished": finished, "attained": attained})

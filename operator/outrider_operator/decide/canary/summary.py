@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outrider_crds.counters import ArmCounters
 from outrider_crds.status import RolloutArm, RolloutProduct, RolloutStatus
 
-from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_operator.decide.canary.arms import Arms
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.judge import Gain, Judgement, judge
 from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
@@ -172,7 +173,7 @@ def _arms(products: Mapping[str, Arms]) -> list[RolloutArm]:
     return [_arm("stable", total.stable), _arm("candidate", total.candidate)]
 
 
-def _arm(name: str, sums: ArmSums) -> RolloutArm:
+def _arm(name: str, sums: ArmCounters) -> RolloutArm:
     finished, attained = sum(sums.finished.values()), sum(sums.attained.values())
     return RolloutArm(
         name=name,

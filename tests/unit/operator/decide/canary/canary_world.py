@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.counters import ArmCounters
 from outrider_crds.runtime_config import HotConfig, config_hash
-from outrider_crds.runtime_state import ArmState, CanaryState, DrafterReport, RuntimeState
+from outrider_crds.runtime_state import CanaryState, DrafterReport, RuntimeState
 from outrider_crds.status import ConditionType as C
 from outrider_crds.status import RolloutStatus
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, Node, Object
@@ -141,10 +142,10 @@ def under_way(**spec: Any) -> CanaryWorld:
     return world
 
 
-def arm(requests: int, rate: float) -> ArmState:
+def arm(requests: int, rate: float) -> ArmCounters:
     """Requests of 200 tokens whose prices differ by 20%; `rate` tokens / second."""
     price = 200 / rate
-    return ArmState(
+    return ArmCounters(
         requests=requests,
         tokens=requests * 200,
         plain_s=requests * PLAIN_S,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from outrider_crds.runtime_state import MOST_COUNTED
-from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_crds.counters import MOST_COUNTED, ArmCounters
+from outrider_operator.decide.canary.arms import Arms
 from outrider_operator.decide.canary.judge import CanaryVerdict, gain, half_width, judge
 
 from bench.canary_requests import Floats, arm, canary, sums
@@ -48,7 +48,9 @@ def test_equal_arms_are_as_good_by_the_default_line() -> None:
 def test_a_worked_range() -> None:
     """Four requests: x = 1, 3 and y = 1, 1 in item arm. cv_x^2 = 0.5, cv_y = cv_xy = 0, so V = 2 * 0.5 / 2 = 0.5; at
     n = 2, a = 0.05: c t = (5.991 + log 6.991) * 2 / 200 = 0.07936, half = sqrt(0.5 * 13.60 * (0.07637 + 5.991))."""
-    both_arms = ArmSums(2, plain_s=4, speculated_s=4, price_s=2, plain_squared=10, price_squared=2, plain_times_price=4)
+    both_arms = ArmCounters(
+        requests=2, plain_s=4, speculated_s=4, price_s=2, plain_squared=10, price_squared=2, plain_times_price=4
+    )
     assert half_width(0.5, 2, 0.05) == pytest.approx(6.42, abs=0.01)
     result = gain(Arms(both_arms, both_arms))
     assert result is not None
@@ -65,18 +67,18 @@ def test_it_says_nothing_before_the_least_requests() -> None:
 
 def test_arms_that_decode_plainly_are_no_evidence_for_the_candidate() -> None:
     """Bug: where neither pool paid, both were equal to the last digit, and any candidate was better than -3%."""
-    plain = ArmSums(5000, plain_s=5000.0, price_s=5000.0, plain_squared=6000.0, price_squared=6000.0,
+    plain = ArmCounters(requests=5000, plain_s=5000.0, price_s=5000.0, plain_squared=6000.0, price_squared=6000.0,
                     plain_times_price=6000.0)  # fmt: skip
-    barely = replace(plain, plain_squared=6100.0, speculated_s=100.0)
+    barely = plain.model_copy(update={"plain_squared": 6100.0, "speculated_s": 100.0})
     result = judge({"H200": Arms(barely, barely)}, least_gain=-0.03, min_requests=100)
     assert (result.verdict, result.speculates) == (CanaryVerdict.OPEN, False)
-    often = replace(barely, speculated_s=500.0)
+    often = barely.model_copy(update={"speculated_s": 500.0})
     assert verdict(Arms(barely, often)) is CanaryVerdict.BETTER
 
 
 def test_an_arm_that_decodes_plainly_has_a_range_with_one_that_does_not() -> None:
     """Bug: its variance, 0 but for rounding, was unknown where that was negative, and no verdict ever came."""
-    exact = ArmSums(1000, plain_s=1000.0, price_s=1000.0, plain_squared=2000.0, price_squared=2000.0,
+    exact = ArmCounters(requests=1000, plain_s=1000.0, price_s=1000.0, plain_squared=2000.0, price_squared=2000.0,
                     plain_times_price=2000.0 + 1e-10)  # fmt: skip
     assert verdict(Arms(arms(1000, 0.0).stable, exact)) is CanaryVerdict.WORSE
 
@@ -119,11 +121,11 @@ def test_no_product_may_lose() -> None:
 
 def test_a_class_that_is_attained_less_fails_the_candidate() -> None:
     """More goodput by making both_arms class wait: 90% of `chat` instead of 98%; `bulk` is as before."""
-    both = {"chat": 2000.0, "bulk": 2000.0}
+    both = {"chat": 2000, "bulk": 2000}
     both_arms = arms(4000, 0.1)
-    stable = _with(both_arms.stable, both, {"chat": 1960.0, "bulk": 1800.0})
-    for chat, expected in ((1800.0, (CanaryVerdict.SLO_LOWERED, "chat")), (1930.0, (CanaryVerdict.BETTER, ""))):
-        candidate = _with(both_arms.candidate, both, {"chat": chat, "bulk": 1800.0})
+    stable = _with(both_arms.stable, both, {"chat": 1960, "bulk": 1800})
+    for chat, expected in ((1800, (CanaryVerdict.SLO_LOWERED, "chat")), (1930, (CanaryVerdict.BETTER, ""))):
+        candidate = _with(both_arms.candidate, both, {"chat": chat, "bulk": 1800})
         result = judge({"a": Arms(stable, candidate)}, least_gain=-0.03, min_requests=100)
         assert (result.verdict, result.slo_class) == expected
 
@@ -154,8 +156,8 @@ def test_any_sums_are_judged(numbers: list[float], least_gain: float, min_reques
     requests that met their class than requests."""
     stable, candidate = _arm(*numbers[:7]), _arm(*numbers[7:14])
     both_arms = Arms(
-        replace(stable, finished={"chat": numbers[14]}, attained={"chat": numbers[15]}),
-        replace(candidate, finished={"chat": numbers[16]}, attained={"chat": numbers[17]}),
+        stable.model_copy(update={"finished": {"chat": numbers[14]}, "attained": {"chat": numbers[15]}}),
+        candidate.model_copy(update={"finished": {"chat": numbers[16]}, "attained": {"chat": numbers[17]}}),
     )
     result = judge({"a": both_arms}, least_gain=least_gain, min_requests=min_requests)
     for item in result.gains.values():
@@ -165,8 +167,8 @@ def test_any_sums_are_judged(numbers: list[float], least_gain: float, min_reques
 
 def test_sums_of_restarted_pods_stay_within_the_status_bound() -> None:
     """Bug avoided: the status refuses a larger number, so that no look would be remembered any more."""
-    most = float(MOST_COUNTED)
-    arm_sums = ArmSums(most, most, most, most, most, most, most, most, most, {"chat": most}, {"chat": most})
+    numbers = dict.fromkeys(ArmCounters.model_fields.keys() - {"finished", "attained"}, MOST_COUNTED)
+    arm_sums = ArmCounters(**numbers, finished={"chat": MOST_COUNTED}, attained={"chat": MOST_COUNTED})
     assert arm_sums + arm_sums == arm_sums
 
 
@@ -205,25 +207,28 @@ def test_a_price_in_another_unit_changes_nothing(seed: int, unit: float) -> None
 
 
 def _arm(
-    requests: float, plain_s: float, price_s: float, xx: float, yy: float, xy: float, failures: float = 0.0
-) -> ArmSums:
-    return ArmSums(requests, 0.0, plain_s, plain_s, price_s, xx, yy, xy, failures)
+    requests: Any, plain_s: float, price_s: float, xx: float, yy: float, xy: float, failures: Any = 0
+) -> ArmCounters:
+    return ArmCounters.model_construct(
+        requests=requests, plain_s=plain_s, speculated_s=plain_s, price_s=price_s,
+        plain_squared=xx, price_squared=yy, plain_times_price=xy, failures=failures,
+    )  # fmt: skip
 
 
-def _with(both_arms: ArmSums, finished: dict[str, float], attained: dict[str, float], failures: float = 0.0) -> ArmSums:
-    return both_arms + ArmSums(failures=failures, finished=finished, attained=attained)
+def _with(both_arms: ArmCounters, finished: dict[str, int], attained: dict[str, int], failures: int = 0) -> ArmCounters:
+    return both_arms + ArmCounters(failures=failures, finished=finished, attained=attained)
 
 
-def _scaled(both_arms: ArmSums, by: float) -> ArmSums:
+def _scaled(both_arms: ArmCounters, by: float) -> ArmCounters:
     """More requests of the same kind."""
     return _arm(*(by * item for item in _numbers(both_arms)))
 
 
-def _priced(both_arms: ArmSums, unit: float) -> ArmSums:
+def _priced(both_arms: ArmCounters, unit: float) -> ArmCounters:
     requests, plain_s, price_s, xx, yy, xy = _numbers(both_arms)
     return _arm(requests, plain_s, unit * price_s, xx, unit**2 * yy, unit * xy)
 
 
-def _numbers(both_arms: ArmSums) -> tuple[float, float, float, float, float, float]:
+def _numbers(both_arms: ArmCounters) -> tuple[float, float, float, float, float, float]:
     squares = (both_arms.plain_squared, both_arms.price_squared, both_arms.plain_times_price)
     return (both_arms.requests, both_arms.plain_s, both_arms.price_s, *squares)

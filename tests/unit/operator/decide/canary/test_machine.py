@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider_crds.counters import ArmCounters
 from outrider_crds.spec import OnInconclusive
-from outrider_operator.decide.canary.arms import Arms, ArmSums, PodReport
+from outrider_operator.decide.canary.arms import Arms, PodReport
 from outrider_operator.decide.canary.machine import (
     Canary,
     CanaryPhase,
@@ -26,14 +27,17 @@ PLAIN_S = 4.0
 LOOK = CanaryView(at=START, stable="old", candidate="new", pool_differs=True)
 
 
-def arm(requests: float, rate: float) -> ArmSums:
+def arm(requests: int, rate: float) -> ArmCounters:
     """Requests of 200 tokens whose prices differ by 20%; `rate` tokens / second."""
     price = 200 / rate
-    squares = (requests * PLAIN_S**2, requests * 1.04 * price**2, requests * PLAIN_S * price)
-    return ArmSums(requests, requests * 200, requests * PLAIN_S, requests * PLAIN_S, requests * price, *squares)
+    return ArmCounters(
+        requests=requests, tokens=requests * 200, plain_s=requests * PLAIN_S, speculated_s=requests * PLAIN_S,
+        price_s=requests * price, plain_squared=requests * PLAIN_S**2, price_squared=requests * 1.04 * price**2,
+        plain_times_price=requests * PLAIN_S * price,
+    )  # fmt: skip
 
 
-def report(requests: float = 1000, gain: float = 0.0, started_at: float = START, **where: Any) -> PodReport:
+def report(requests: int = 1000, gain: float = 0.0, started_at: float = START, **where: Any) -> PodReport:
     arms = Arms(arm(requests, 100.0), arm(requests, 100.0 * (1 + gain)))
     return PodReport(**{"pod": "a", "product": "H200", "started_at": started_at, "arms": arms, **where})
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider_crds.counters import ArmCounters
 from outrider_crds.status import RolloutStatus
-from outrider_operator.decide.canary.arms import Arms, ArmSums, Ledger, PodReport
+from outrider_operator.decide.canary.arms import Arms, Ledger, PodReport
 from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
 from outrider_operator.decide.canary.record import RECORD_ANNOTATION, canary_of, record_text, recorded, sums_of
 
@@ -14,17 +15,21 @@ LOOK_AT = 1795856400.0 + 3600.0
 LEDGER = Ledger(
     {
         "H200": Arms(
-            ArmSums(5, 100, 3.25, 3.0, 1.5, 2.5, 0.5, 30.25, 1, {"chat": 5.0}, {"chat": 4.0}),
-            ArmSums(6, 120, 2.5, 2.25, 1.25),
+            ArmCounters(
+                requests=5, tokens=100, plain_s=3.25, speculated_s=3.0, price_s=1.5, plain_squared=2.5,
+                price_squared=0.5, plain_times_price=30.25, failures=1, finished={"chat": 5}, attained={"chat": 4},
+            ),
+            ArmCounters(requests=6, tokens=120, plain_s=2.5, speculated_s=2.25, price_s=1.25),
         )
     },
     {"H200": 1},
-    (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(7), ArmSums(8)), 1),),
-)
+    (PodReport("pod-0", "H200", 1000.5, Arms(ArmCounters(requests=7), ArmCounters(requests=8)), 1),),
+)  # fmt: skip
 
 
 def status(requests: int = 7, **fields: Any) -> RolloutStatus:
-    ledger = Ledger(LEDGER.ended, {}, (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(requests), ArmSums(requests))),))
+    counted = ArmCounters(requests=requests)
+    ledger = Ledger(LEDGER.ended, {}, (PodReport("pod-0", "H200", 1000.5, Arms(counted, counted)),))
     defaults: dict[str, Any] = {"phase": "Measuring", "candidate": "new", "stable": "old"}
     return RolloutStatus(**{**defaults, "started_at": "2026-11-28T09:00:00Z", "sums": sums_of(ledger), **fields})
 
@@ -86,10 +91,9 @@ def test_a_record_is_written_again_only_for_news() -> None:
 
 def test_a_record_of_many_pods_leaves_the_sums_to_the_status() -> None:
     """Bug avoided: the cache drops what is too large, so that it would be written for ever."""
-    arms = Arms(
-        ArmSums(5, 100, 2.0, 1.0, 1.123456789, 2.123456789, 0.123456789, 30.123456789),
-        ArmSums(5, 100, 2.0, 1.0, 1.123456789),
-    )
+    lengthy = {"plain_squared": 2.123456789, "price_squared": 0.123456789, "plain_times_price": 30.123456789}
+    counted = ArmCounters(requests=5, tokens=100, plain_s=2.0, speculated_s=1.0, price_s=1.123456789, **lengthy)
+    arms = Arms(counted, counted)
     reports = tuple(PodReport(f"chat-canary-{index}", "H200", 1000.5, arms) for index in range(64))
     text = record_text(status(sums=sums_of(Ledger({}, {}, reports))), None)
     assert len(text) < 8192
