@@ -5,7 +5,8 @@
 #   buildah build --target runtime-cpu -t outrider/runtime-cpu:0.1.0 .
 #
 # Every image runs as 65532 on a read-only root. Outrider itself is a last layer in /opt/outrider of under 2 MB, with
-# compiled code under 20, so that a new release moves little; what it needs is in /opt/venv, or on GPUs in vLLM's image.
+# compiled code under 20, so that a new release moves little; what it needs is in /opt/venv, or on GPUs in vLLM's image
+# and /opt/packages.
 
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
@@ -43,6 +44,12 @@ RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip install --link-mode copy --python /opt/venv/bin/python3 --requirement requirements.txt --constraint constraints.txt --override overrides.txt
 
+# --- What vLLM's image lacks: CEL, in which `serve -f` judges a manifest
+FROM ${VLLM_IMAGE} AS runtime-packages
+COPY setup/constraints.txt /src/
+RUN python3 -m pip install --no-cache-dir --no-deps --constraint /src/constraints.txt --target /opt/packages \
+    common-expression-language prompt-toolkit wcwidth
+
 # --- The operator
 FROM ${PYTHON_IMAGE} AS operator
 RUN python3 -m pip uninstall --yes --quiet --root-user-action=ignore pip \
@@ -55,19 +62,20 @@ USER 65532:65532
 RUN python3 -c 'import outrider_operator.main'
 ENTRYPOINT ["outrider-operator"]
 
-# --- The runtime on GPUs: vLLM's image, with nothing installed into it
+# --- The runtime on GPUs: vLLM's image, with nothing installed into its environment
 FROM ${VLLM_IMAGE} AS runtime
 USER root
 RUN groupadd --gid 65532 outrider \
  && useradd --key UID_MAX=65533 --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
+COPY --from=runtime-packages /opt/packages /opt/packages
 COPY --from=outrider /opt/outrider /opt/outrider
-ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONUNBUFFERED=1
+ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib:/opt/packages PYTHONUNBUFFERED=1
 WORKDIR /
 # Two minutes here, and not at every start of a pod; beside the sources, whatever the base says.
 RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.control.warm_up
 USER 65532:65532
 # Fails the build where vLLM's image lacks something that Outrider needs.
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
+RUN python3 -c 'import cel' && outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]
 

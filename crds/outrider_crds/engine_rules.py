@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from outrider_crds.pod_template import PodTemplate
-from outrider_crds.rule import Rule, cel_list, cel_pattern
-from outrider_crds.spec import Backend, Engine
+from outrider_crds.rule import Rule, cel_list, cel_pattern, rules_on
+from outrider_crds.spec import Engine
 
 # Arguments that have a field of their own in the spec.
 _FIELD_ARGUMENTS = (
@@ -104,29 +102,9 @@ def cel_sets_none(arguments: tuple[str, ...], engine: str = "self", *, prefixes:
     return f"!has({engine}.extraArgs) || !{engine}.extraArgs.exists(a, a.matches({pattern}))"
 
 
-def sets_none(arguments: tuple[str, ...], engine: Engine, *, prefixes: bool = False) -> bool:
-    """True if no entry sets one of `arguments`: the same rule as the CEL, over the model."""
-    pattern = _pattern(arguments, prefixes=prefixes)
-    return not any(re.fullmatch(pattern, argument) for argument in engine.extra_args)
-
-
-def _sets_none_rule(arguments: tuple[str, ...], message: str, *, prefixes: bool = False) -> Rule:
+def _sets_none_rule(arguments: tuple[str, ...], message: str, *, prefixes: bool = False) -> tuple[str, str, str]:
     """No entry of extraArgs sets one of `arguments`."""
-    return Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=cel_sets_none(arguments, prefixes=prefixes),
-        holds=lambda e: sets_none(arguments, e, prefixes=prefixes),
-        message=message,
-    )
-
-
-def _reserved_variable(name: str) -> bool:
-    return name.startswith(RESERVED_ENV_PREFIX) or name in RESERVED_ENV
-
-
-def _reserved_key(key: str) -> bool:
-    return key.startswith(RESERVED_KEY_PREFIX) or key in RESERVED_LABELS
+    return (".extraArgs", cel_sets_none(arguments, prefixes=prefixes), message)
 
 
 _VARIABLES_FREE = (
@@ -142,27 +120,22 @@ def _keys_free(field: str) -> str:
     )
 
 
-ENGINE_RULES = (
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=f"!has(self.extraArgs) || self.extraArgs.size() == 0 || self.extraArgs[0].matches({cel_pattern(_FIRST)})",
-        holds=lambda e: not e.extra_args or re.fullmatch(_FIRST, e.extra_args[0]) is not None,
-        message="extraArgs must begin with an option; write each as '--name=value' or '--name'",
+_RULES = rules_on(
+    Engine,
+    (
+        ".extraArgs",
+        f"!has(self.extraArgs) || self.extraArgs.size() == 0 || self.extraArgs[0].matches({cel_pattern(_FIRST)})",
+        "extraArgs must begin with an option; write each as '--name=value' or '--name'",
     ),
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches({cel_pattern(_SHORT_OPTION)}))",
-        holds=lambda e: not any(re.match(_SHORT_OPTION, a) for a in e.extra_args),
-        message="extraArgs must not hold short options; write the long form '--name=value'",
+    (
+        ".extraArgs",
+        f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches({cel_pattern(_SHORT_OPTION)}))",
+        "extraArgs must not hold short options; write the long form '--name=value'",
     ),
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches({cel_pattern(_TWO_WORDS)}))",
-        holds=lambda e: not any(re.match(_TWO_WORDS, a) for a in e.extra_args),
-        message="extraArgs must not hold an option and its value in one text: write '--name=value', or two entries",
+    (
+        ".extraArgs",
+        f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches({cel_pattern(_TWO_WORDS)}))",
+        "extraArgs must not hold an option and its value in one text: write '--name=value', or two entries",
     ),
     _sets_none_rule(
         _FIELD_ARGUMENTS,
@@ -186,52 +159,42 @@ ENGINE_RULES = (
         "and Outrider plans each step for one batch of all requests. Raise engine.tensorParallelSize and "
         "engine.nodes instead",
     ),
-    Rule(
-        on=Engine,
-        field=".extraArgs",
-        cel=f"!has(self.lora) || {cel_sets_none(_LORA_ARGUMENTS)}",
-        holds=lambda e: e.lora is None or sets_none(_LORA_ARGUMENTS, e),
-        message=(
-            f"extraArgs must not set what engine.lora sets ({', '.join(_LORA_ARGUMENTS)}): remove the argument; "
-            "adapters belong into spec.adapters"
-        ),
+    (
+        ".extraArgs",
+        f"!has(self.lora) || {cel_sets_none(_LORA_ARGUMENTS)}",
+        f"extraArgs must not set what engine.lora sets ({', '.join(_LORA_ARGUMENTS)}): remove the argument; "
+        "adapters belong into spec.adapters",
     ),
-    Rule(
-        on=Engine,
-        field=".lora",
-        cel="self.backend == 'vLLM' || !has(self.lora)",
-        holds=lambda e: e.backend is Backend.VLLM or e.lora is None,
-        message="engine.lora needs engine.backend vLLM, the Torch backend has no LoRA adapters: set it, or remove lora",
+    (
+        ".lora",
+        "self.backend == 'vLLM' || !has(self.lora)",
+        "engine.lora needs engine.backend vLLM, the Torch backend has no LoRA adapters: set it, or remove lora",
     ),
-    Rule(
-        on=Engine,
-        field=".env",
-        cel=_VARIABLES_FREE,
-        holds=lambda e: not any(_reserved_variable(v.name) for v in e.env),
-        message=f"engine.env must not set variables that Outrider sets ({_RESERVED_ENV_TEXT}): remove them",
-    ),
-    Rule(
-        on=PodTemplate,
-        field=".env",
-        cel=_VARIABLES_FREE,
-        holds=lambda t: not any(_reserved_variable(v.name) for v in t.env),
-        message=f"podTemplate.env must not set variables that Outrider sets ({_RESERVED_ENV_TEXT}): remove them",
-    ),
-    Rule(
-        on=PodTemplate,
-        field=".labels",
-        cel=_keys_free("labels"),
-        holds=lambda t: not any(_reserved_key(k) for k in t.labels),
-        message=(
-            f"podTemplate.labels must not set labels that Outrider sets ({RESERVED_KEY_PREFIX}*, "
-            f"{', '.join(RESERVED_LABELS)}): use keys of your own"
-        ),
-    ),
-    Rule(
-        on=PodTemplate,
-        field=".annotations",
-        cel=_keys_free("annotations"),
-        holds=lambda t: not any(_reserved_key(k) for k in t.annotations),
-        message=f"podTemplate.annotations must not set {RESERVED_KEY_PREFIX}* annotations: use keys of your own",
+    (
+        ".env",
+        _VARIABLES_FREE,
+        f"engine.env must not set variables that Outrider sets ({_RESERVED_ENV_TEXT}): remove them",
     ),
 )
+
+_POD_RULES = rules_on(
+    PodTemplate,
+    (
+        ".env",
+        _VARIABLES_FREE,
+        f"podTemplate.env must not set variables that Outrider sets ({_RESERVED_ENV_TEXT}): remove them",
+    ),
+    (
+        ".labels",
+        _keys_free("labels"),
+        f"podTemplate.labels must not set labels that Outrider sets ({RESERVED_KEY_PREFIX}*, "
+        f"{', '.join(RESERVED_LABELS)}): use keys of your own",
+    ),
+    (
+        ".annotations",
+        _keys_free("annotations"),
+        f"podTemplate.annotations must not set {RESERVED_KEY_PREFIX}* annotations: use keys of your own",
+    ),
+)
+
+ENGINE_RULES: tuple[Rule, ...] = (*_RULES, *_POD_RULES)

@@ -1,33 +1,35 @@
-"""A validation rule in its two forms, CEL and Python, and helpers that write CEL."""
+"""A validation rule in CEL, and helpers that write CEL."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from outrider_crds.base import Model
 from outrider_crds.names import LABEL_KEY_PATTERN
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
-    """A rule for every `on` in a resource. `cel` sees it as `self`, after defaulting."""
+    """A rule for every `on` in a resource."""
 
     on: type[Model]
+    field: str
+    """Path below `on` that the error points at, for example ".accelerator.count"; empty for `on` itself."""
     cel: str
-    holds: Callable[[Any], bool]
-    """Function of the model that is true if the rule holds."""
+    """Expression that is true if the rule holds. It sees `on` as `self`, after defaulting."""
     message: str
     """One sentence about what is wrong and what to do."""
-    field: str = ""
-    """Path below `on` that the error points at, for example ".accelerator.count"."""
 
     def for_api_server(self) -> dict[str, str]:
         """The entry of `x-kubernetes-validations`."""
         location = {"fieldPath": self.field} if self.field else {}
         return {"rule": self.cel, "message": self.message, **location}
+
+
+def rules_on(on: type[Model], *rules: tuple[str, str, str]) -> tuple[Rule, ...]:
+    """Rules of one model, each as (field, CEL, message)."""
+    return tuple(Rule(on, *rule) for rule in rules)
 
 
 def cel_list(values: Iterable[str]) -> str:
@@ -40,19 +42,44 @@ def cel_pattern(pattern: str) -> str:
     return f"r'{pattern}'"
 
 
-def label_keys(on: type[Model], field: str, attribute: str) -> Rule:
+def label_keys(on: type[Model], field: str) -> Rule:
     """Rule that a map's keys are label keys, since a CustomResourceDefinition has no pattern for keys."""
-    longest = 253
     return Rule(
-        on=on,
-        field=f".{field}",
-        cel=(
-            f"!has(self.{field}) || self.{field}.all(k, k.size() <= {longest} "
-            f"&& k.matches({cel_pattern(LABEL_KEY_PATTERN)}))"
-        ),
-        holds=lambda m: all(len(k) <= longest and re.fullmatch(LABEL_KEY_PATTERN, k) for k in getattr(m, attribute)),
-        message=(
-            f"the keys of {field} must be label keys such as team or example.com/team: letters, digits, '-', '_' and "
-            "'.', at most 63 after the domain"
-        ),
+        on,
+        f".{field}",
+        f"!has(self.{field}) || self.{field}.all(k, k.size() <= 253 && k.matches({cel_pattern(LABEL_KEY_PATTERN)}))",
+        f"the keys of {field} must be label keys such as team or example.com/team: letters, digits, '-', '_' and "
+        "'.', at most 63 after the domain",
+    )
+
+
+def inside(on: type[Model], what: str) -> Rule:
+    """Rule for a path without `..`, so that it stays where it says."""
+    is_absent = "" if on.model_fields["path"].is_required() else "!has(self.path) || "
+    return Rule(
+        on,
+        ".path",
+        f"{is_absent}!self.path.split('/').exists(part, part == '..')",
+        f"path must not contain '..': write the folder {what} without it",
+    )
+
+
+def exactly_one(on: type[Model], subject: str, advice: str) -> Rule:
+    """Rule for one of the model's fields, which all are optional."""
+    fields = [field.alias or name for name, field in on.model_fields.items()]
+    return Rule(
+        on,
+        "",
+        f"[{', '.join(f'has(self.{field})' for field in fields)}].exists_one(given, given)",
+        f"{subject} must hold exactly one of {', '.join(fields)}: {advice}",
+    )
+
+
+def positive(on: type[Model], field: str) -> Rule:
+    """Rule for a duration that is above zero if there is one."""
+    return Rule(
+        on,
+        f".{field}",
+        f"!has(self.{field}) || duration(self.{field}) > duration('0s')",
+        f"{field} must be above 0: write a duration such as 50ms, 30s or 5m",
     )
