@@ -86,7 +86,11 @@ def _root_schema() -> JsonObject:
             "kind": {"type": "string", "description": "Always SpeculativeService."},
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": structural_schema(SpeculativeServiceSpec, _validations),
-            "status": structural_schema(SpeculativeServiceStatus, _validations),
+            # Without a status kstatus calls an object current: `helm --wait` would end before the first look.
+            "status": {
+                **structural_schema(SpeculativeServiceStatus, _validations),
+                "default": {"observedGeneration": SpeculativeServiceStatus().observed_generation},
+            },
         },
         "x-kubernetes-validations": _validations(KIND),
     }

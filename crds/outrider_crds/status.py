@@ -367,8 +367,8 @@ class PrefetchStatus(Model):
 class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
-    observed_generation: int = 0
-    """metadata.generation for which this status was computed."""
+    observed_generation: int = -1
+    """metadata.generation for which this status was computed; -1 before the operator's first look."""
     nodes: int | None = None
     """Pods of one replica, if engine.nodes makes it a group; absent otherwise. The other fields then count the groups'
     leaders, which answer requests."""

@@ -41,6 +41,8 @@ def chat(api: Api) -> Iterator[Api]:
     """The cluster with a service called chat, whose status is written as the operator would."""
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
     api.kubectl("apply", "-n", _NAMESPACE, "-f", "-", stdin=corpus.good()["least"])
+    # What `helm --wait` reads between the creation and the operator's first look.
+    assert api.get("specsvc", "chat", namespace=_NAMESPACE)["status"]["observedGeneration"] == -1
     _patch(api, {"status": _STATUS}, "--subresource=status")
     yield api
     api.kubectl("delete", "namespace", _NAMESPACE, "--wait=false")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from lupa.lua54 import LuaRuntime
+from outrider_crds.generate import crd
 
 from tests.unit.operator.decide.conditions.test_rollout_conditions import new_pod, rolling
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest
@@ -45,6 +46,12 @@ def _served(**spec: Any) -> World:
     world = World(manifest(**spec))
     world.serve()
     return world
+
+
+def _just_created() -> World:
+    """A service as the API server stores it: with the CRD's default status."""
+    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return World({**manifest(), "status": schema["properties"]["status"]["default"]})
 
 
 def _first_look() -> World:
@@ -105,6 +112,7 @@ CRASH = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-of
 @pytest.mark.parametrize(
     ("world", "by_kstatus", "by_argo"),
     [
+        (_just_created, "InProgress", "Progressing"),
         (_first_look, "InProgress", "Progressing"),
         (_served, "Current", "Healthy"),
         (_changed_and_not_looked_at, "InProgress", "Progressing"),
@@ -120,6 +128,13 @@ def test_tools_see_where_a_service_stands(world: Callable[[], World], by_kstatus
     """A patch that was refused or stuck was Current to Flux and Helm, and always healthy to Argo CD."""
     service = world().services["chat"]
     assert (kstatus(service), argo_health(service)) == (by_kstatus, by_argo)
+
+
+def test_first_look_at_the_default_status_is_a_first_look() -> None:
+    """The default of the CRD is no observation: the same status follows from it as from none."""
+    created, without = _just_created(), World(manifest())
+    assert created.reconcile().status == without.reconcile().status
+    assert kstatus(created.services["chat"]) == "InProgress"
 
 
 def test_health_of_a_service_without_a_status_is_progressing() -> None:
