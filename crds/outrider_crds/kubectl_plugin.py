@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, TextIO
 
 SERVING = "outrider.dev/component=serving,outrider.dev/service="
@@ -15,6 +16,7 @@ WHY_PATH = "/api/v1/namespaces/{namespace}/pods/{pod}:9000/proxy/outrider/why"
 _GOOD, _BAD, _DIM = "32", "31", "2"
 _ABNORMAL_WHEN_TRUE = frozenset({"Reconciling", "Stalled"})
 _MOST_NAMED = 4  # adapters in one line
+_OLD = timedelta(minutes=5)  # under traffic the operator writes figures every 15 seconds
 _RUNS = frozenset({"Progressing"})
 """Conditions that are neither good nor bad by their status."""
 
@@ -24,7 +26,7 @@ Paint = Callable[[str, str], str]
 
 
 class PluginError(Exception):
-    """What kubectl said, or a sentence about what is missing."""
+    """What kubectl said, or a sentence about what is missing; empty where kubectl has said it itself."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,15 +42,28 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    cluster, paint = Cluster(options), painter(sys.stdout, os.environ)
     try:
-        lines = SCREENS[options.command][0](Cluster(options), painter(sys.stdout, os.environ))
-        print("\n".join(lines))
+        service = cluster.service()
+        lines = [*_age_lines(service, paint), *SCREENS[options.command][0](cluster, service, paint)]
+        print("\n".join(lines), flush=True)
     except PluginError as error:
-        print(error, file=sys.stderr)
+        print(error, end="\n" if str(error) else "", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # `| head`
-        sys.stderr.close()
+    except BrokenPipeError:  # `| head`: what is left in the buffer would raise it again at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _printable(document: Any) -> Any:
+    """`document` without control characters: a pod writes texts that a terminal would obey."""
+    if isinstance(document, str):
+        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in document)
+    if isinstance(document, list):
+        return [_printable(item) for item in document]
+    if isinstance(document, dict):
+        return {_printable(key): _printable(item) for key, item in document.items()}
+    return document
 
 
 class Cluster:
@@ -61,30 +76,34 @@ class Cluster:
         self._namespace = ["-n", arguments.namespace] if arguments.namespace else []
 
     def service(self) -> Document:
-        document: Document = json.loads(self._kubectl("get", "specsvc", self._name, *self._namespace, "-o", "json"))
+        document: Document = self._document("specsvc", self._name, "--show-managed-fields")
         return document
 
     def pods(self) -> list[Document]:
-        selector = f"{SERVING}{self._name}"
-        documents: list[Document] = json.loads(
-            self._kubectl("get", "pods", "-l", selector, *self._namespace, "-o", "json")
-        )["items"]
+        documents: list[Document] = self._document("pods", "-l", f"{SERVING}{self._name}")["items"]
         return documents
 
-    def why(self, pod: Document) -> str:
+    def why(self, pod: Document) -> list[str]:
         """The last decisions of `pod`, in its words."""
         metadata = pod["metadata"]
         path = WHY_PATH.format(namespace=metadata["namespace"], pod=metadata["name"])
-        return self._kubectl("get", "--raw", path)
+        text = self._kubectl("get", "--raw", path, stderr=subprocess.PIPE)
+        return [_printable(line) for line in text.strip().splitlines()]
 
-    def _kubectl(self, *arguments: str) -> str:
+    def _document(self, *arguments: str) -> Any:
+        return _printable(json.loads(self._kubectl("get", *arguments, *self._namespace, "-o", "json")))
+
+    def _kubectl(self, *arguments: str, stderr: int | None = None) -> str:
+        """Output of kubectl, which asks and complains on the terminal itself (a login) unless `stderr` is a pipe."""
         command = ["kubectl", *self._connection, *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", errors="replace", check=False
+            )
         except FileNotFoundError:
             raise PluginError("There is no kubectl on the PATH.") from None
         if done.returncode != 0:
-            raise PluginError(done.stderr.strip() or f"kubectl ended with status {done.returncode}")
+            raise PluginError(_printable((done.stderr or "").strip()))
         return done.stdout
 
 
@@ -95,10 +114,9 @@ def painter(stream: TextIO, environment: Mapping[str, str]) -> Paint:
     return lambda text, colour: f"\x1b[{colour}m{text}\x1b[0m"
 
 
-def status_screen(cluster: Cluster, paint: Paint) -> list[str]:
+def status_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     """Pods, figures, and each condition."""
-    service = cluster.service()
-    spec, status = service["spec"], service.get("status") or {}
+    spec, status = service["spec"], _status(service)
     summary = status.get("summary") or {}
     head = [
         ("service", f"{service['metadata']['namespace']}/{service['metadata']['name']}"),
@@ -117,24 +135,24 @@ def status_screen(cluster: Cluster, paint: Paint) -> list[str]:
     return [*lines, "", *(_condition(condition, paint) for condition in _conditions(service))]
 
 
-def why_screen(cluster: Cluster, paint: Paint) -> list[str]:
+def why_screen(cluster: Cluster, service: Document, paint: Paint) -> list[str]:
     """What is not as it should be, and the last decisions of a ready pod."""
-    service = cluster.service()
-    wrong = [condition for condition in _conditions(service) if _is_good(condition) is False]
-    lines = [_condition(condition, paint) for condition in wrong] or [paint("Nothing is wrong.", _GOOD)]
+    lines = [_condition(condition, paint) for condition in _conditions(service) if _is_good(condition) is False]
+    if not lines and _unseen(service) is None:
+        lines = [paint("Nothing is wrong.", _GOOD)]
     ready = [pod for pod in cluster.pods() if _is_ready(pod)]
     if not ready:
         return [*lines, "", "No pod is ready, so none says what it decides."]
     try:
-        decisions = cluster.why(ready[0]).strip()
+        decisions = cluster.why(ready[0])
     except PluginError as error:
-        decisions = f"It does not answer (the right pods/proxy is needed): {error}"
-    return [*lines, "", paint(f"Last decisions of pod {ready[0]['metadata']['name']}:", _DIM), decisions]
+        decisions = [f"It does not answer (the right pods/proxy is needed): {error}"]
+    return [*lines, "", paint(f"Last decisions of pod {ready[0]['metadata']['name']}:", _DIM), *decisions]
 
 
-def drafts_screen(cluster: Cluster, paint: Paint) -> list[str]:
+def drafts_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     """The pool, and what each drafter brings."""
-    drafts = (cluster.service().get("status") or {}).get("drafts") or ()
+    drafts = _status(service).get("drafts") or ()
     rows = [
         [
             entry["name"],
@@ -148,38 +166,37 @@ def drafts_screen(cluster: Cluster, paint: Paint) -> list[str]:
         for entry in drafts
     ]
     heads = ["DRAFTER", "LOADED", "PROFILED", "ACCEPTANCE", "LENGTH", "SHARE %", "WHY NOT, OR MEMORY"]
-    return _table(heads, rows, paint) if rows else ["The pool is empty, or the operator has not looked yet."]
+    return _table(heads, rows, paint) if rows else ["The pool is empty."]
 
 
-def adapters_screen(cluster: Cluster, paint: Paint) -> list[str]:
+def adapters_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     """The LoRA adapters, and how their requests fare."""
     rows = [
         [entry["name"], entry.get("pods", ""), _percent(entry.get("acceptanceRate", "")),
          entry.get("attainmentPercent", ""), str(entry.get("requests", 0)), entry.get("reason", "")]
-        for entry in (cluster.service().get("status") or {}).get("adapters") or ()
+        for entry in _status(service).get("adapters") or ()
     ]  # fmt: skip
     heads = ["ADAPTER", "PODS", "ACCEPTANCE", "SLO %", "REQUESTS", "WHY NOT"]
-    return _table(heads, rows, paint) if rows else ["The service has no adapters, or the operator has not looked yet."]
+    return _table(heads, rows, paint) if rows else ["The service has no adapters."]
 
 
-def profile_screen(cluster: Cluster, paint: Paint) -> list[str]:
+def profile_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     """The latency profile of each product."""
     rows = [
         [entry["product"], entry.get("profiledAt", "") or "not measured", entry.get("errorPercent", ""),
          "stale" if entry.get("stale") else "", entry.get("configMap", ""), entry.get("message", "")]
-        for entry in (cluster.service().get("status") or {}).get("profiles") or ()
+        for entry in _status(service).get("profiles") or ()
     ]  # fmt: skip
     heads = ["PRODUCT", "MEASURED", "ERROR %", "STALE", "CONFIGMAP", "MESSAGE"]
-    return _table(heads, rows, paint) if rows else ["The operator has not looked yet."]
+    return _table(heads, rows, paint) if rows else ["No profile is known."]
 
 
-def demand_screen(cluster: Cluster, paint: Paint) -> list[str]:
+def demand_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     """Pods that the load takes at the SLO, and those that there are."""
-    service = cluster.service()
     rows = [
         [entry["product"], entry["replicas"], str(service["spec"].get("replicas", 1)), str(entry["requests"]),
          entry["tokensPerSecond"]]
-        for entry in (service.get("status") or {}).get("demand") or ()
+        for entry in _status(service).get("demand") or ()
     ]  # fmt: skip
     if not rows:
         return [
@@ -188,7 +205,7 @@ def demand_screen(cluster: Cluster, paint: Paint) -> list[str]:
     return _table(["PRODUCT", "DEMAND", "REPLICAS", "REQUESTS A POD", "TOKENS/S A POD"], rows, paint)
 
 
-SCREENS: dict[str, tuple[Callable[[Cluster, Paint], list[str]], str]] = {
+SCREENS: dict[str, tuple[Callable[[Cluster, Document, Paint], list[str]], str]] = {
     "status": (status_screen, "pods, figures, conditions"),
     "why": (why_screen, "what is wrong, and what a pod decides"),
     "drafts": (drafts_screen, "the pool: acceptance, share and memory of each drafter"),
@@ -198,9 +215,39 @@ SCREENS: dict[str, tuple[Callable[[Cluster, Paint], list[str]], str]] = {
 }
 
 
+def _status(service: Document) -> Document:
+    return service.get("status") or {}
+
+
 def _conditions(service: Document) -> list[Document]:
-    conditions: list[Document] = (service.get("status") or {}).get("conditions") or []
+    conditions: list[Document] = _status(service).get("conditions") or []
     return conditions
+
+
+def _unseen(service: Document) -> str | None:
+    """A sentence if the status speaks of no generation, or of an older one than the spec's; None if it is current."""
+    seen, generation = _status(service).get("observedGeneration", -1), service["metadata"].get("generation")
+    if seen == generation:
+        return None
+    if seen < 1:
+        return "The operator has not looked at this service yet."
+    return f"The operator has not looked at generation {generation} yet; this is of generation {seen}."
+
+
+def _age_lines(service: Document, paint: Paint) -> list[str]:
+    """What to know about the status before reading it: that it is of another spec, and its age where it is old."""
+    fields = service["metadata"].get("managedFields") or []
+    written = [datetime.fromisoformat(entry["time"]) for entry in fields if entry.get("subresource") == "status"]
+    age = datetime.now(UTC) - max(written) if written else timedelta()
+    unseen = _unseen(service)
+    old = f"The status was last written {_duration(age)} ago." if age > _OLD or (unseen and age) else None
+    lines = [paint(text, _BAD if text == unseen else _DIM) for text in (unseen, old) if text]
+    return [*lines, ""] if lines else []
+
+
+def _duration(age: timedelta) -> str:
+    minutes = int(age.total_seconds()) // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"
 
 
 def _adapters_line(adapters: Sequence[Document]) -> str:

@@ -6,6 +6,9 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +121,65 @@ def test_adapters_that_a_pod_lacks_are_named(
     assert rows[2].split() == ["legal", "0/1", "0", "rank", "32"]
 
 
-def test_service_without_a_status_has_screens(
+COMMANDS = ("status", "why", "drafts", "adapters", "profile", "demand")
+
+
+def test_screens_say_what_an_unseen_service_is(
     service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del service.services["chat"]["status"]
+    """`why` said "Nothing is wrong." of a service without a status, and of one with an older generation's."""
+    document = service.services["chat"]
+    document["metadata"]["generation"] += 1
+    two_hours_ago = datetime.now(UTC) - timedelta(hours=2, minutes=1)
+    document["metadata"]["managedFields"] = [
+        {"manager": "outrider", "subresource": "status", "time": two_hours_ago.isoformat(timespec="seconds")}
+    ]
     _write_kubectl(tmp_path, service)
-    for command in ("status", "why", "drafts", "adapters", "profile", "demand"):
-        assert _screen(capsys, command, "chat").strip()
+    for command in COMMANDS:
+        screen = _screen(capsys, command, "chat")
+        assert "has not looked at generation 2 yet; this is of generation 1." in screen
+        assert "last written 2 h ago" in screen
+        assert "Nothing is wrong" not in screen
+    for status in ({}, {"observedGeneration": -1}):
+        document["status"] = status
+        _write_kubectl(tmp_path, service)
+        for command in COMMANDS:
+            screen = _screen(capsys, command, "chat")
+            assert "The operator has not looked at this service yet." in screen
+            assert "Nothing is wrong" not in screen
 
 
-def test_kubectls_own_words_are_passed_on(service: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_screens_hold_no_control_characters_of_pods(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pod's last words set the title of an administrator's terminal and cleared it."""
+    attack = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e"
+    for condition in service.services["chat"]["status"]["conditions"]:
+        condition |= {"message": attack, "status": "False"}
+    service.services["chat"]["status"]["drafts"][0]["reason"] = attack
+    _write_kubectl(tmp_path, service)
+    (tmp_path / "kubectl").write_text((tmp_path / "kubectl").read_text().replace(WORDS, f"{attack}\nsecond line"))
+    for command in COMMANDS:
+        printed = _screen(capsys, command, "chat")
+        assert all(letter.isprintable() for letter in printed.replace("\n", ""))
+        assert "pwned" in printed or command not in ("status", "why", "drafts")
+    assert "second line" in _screen(capsys, "why", "chat").splitlines()
+
+
+def test_closed_pipe_ends_without_a_word(service: World) -> None:
+    """`kubectl outrider status chat | head -1` printed an exception at its exit."""
+    del service
+    program = f"env -u PYTHONUNBUFFERED {sys.executable} -m outrider_crds.kubectl_plugin status chat"
+    # A reader that has ended: `true` reads nothing, and the sleep lets it end first.
+    script = f"set -o pipefail; (sleep 0.2; {program}) | true"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_kubectl_asks_and_complains_on_the_terminal(service: World, capfd: pytest.CaptureFixture[str]) -> None:
+    """A login's prompt was swallowed with the error output, and the command hung."""
     del service
     assert main(["status", "other"]) == 1
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert "NotFound" in printed.err
     assert printed.out == ""
