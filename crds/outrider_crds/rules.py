@@ -138,4 +138,5 @@ def _judged(model: type[Model], document: str) -> tuple[Rule, ...]:
 def _program(expression: str) -> Callable[[Any], Any]:
     import cel
 
-    return cel.compile(expression).execute
+    execute: Callable[[Any], Any] = cel.compile(expression).execute
+    return execute
