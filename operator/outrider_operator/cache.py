@@ -9,7 +9,7 @@ from outrider_operator.cluster_model import COMPONENT_LABEL, GROUPS_LABEL, SERVI
 from outrider_operator.kinds import SERVICE, ResourceKind
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.objects import admit, left_out, most_of, too_many
+from outrider_operator.validation.objects import admit, left_out
 from outrider_operator.validation.reading import labels_of, name_of, namespace_of, uid_of
 
 ObjectKey = tuple[str, str]
@@ -125,7 +125,7 @@ class ObjectCache:
         before = self._remove(kind, document)
         if before is not None and uid_of(before) != uid_of(document):
             self._depart(before, math.inf)  # an object of the same name replaced it, so it was deleted
-        admitted = self._admit(kind, document)
+        admitted = admit(kind, document)
         if isinstance(admitted, InvalidInput):
             telemetry.count_invalid(admitted)
             self._depart(document, version_of(document))
@@ -133,12 +133,6 @@ class ObjectCache:
         if (invalid := left_out(kind, admitted, document)) is not None:
             telemetry.count_invalid(invalid)
         self._put(kind, admitted)
-
-    def _admit(self, kind: ResourceKind, document: Object) -> Object | InvalidInput:
-        services = self._groups.get((SERVICE, namespace_of(document), ""), ())
-        present = self._groups.get((kind, namespace_of(document), ""), ())
-        full = len(present) >= most_of(kind, len(services))
-        return too_many(kind, document) if full else admit(kind, document)
 
     def _is_old(self, kind: ResourceKind, document: Object) -> bool:
         """Is `document` not newer than the known state? Versions are ordered, also those of a deleted predecessor."""

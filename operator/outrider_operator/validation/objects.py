@@ -1,14 +1,13 @@
 """Validate Kubernetes objects: which of them enter the cache, and which of their fields.
 
-Anyone may put Outrider's labels on an object. An object enters the cache only if it has an owner of the expected kind,
-is not too large, and its namespace has not too many of its kind. Only fields that decisions read are kept. So the cache
-stays small whatever tenants create. A rejected object is read by its name if a service needs it.
+Anyone may put Outrider's labels on an object. An object enters the cache only if it has an owner of the expected kind
+and is not too large. Only fields that decisions read are kept. A rejected object is read by its name if a service needs
+it. The number of objects is bounded by the ResourceQuotas of their namespaces.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -67,11 +66,6 @@ MOST_ANNOTATIONS = 16 * 1024
 """Bytes of memory for an object's annotations."""
 MOST_LABELS = 2 * 1024
 """Bytes of memory for labels that are not Outrider's, by which NetworkPolicies select pods."""
-MOST_PODS = 10_000
-"""Pods in a namespace."""
-MOST_AT_LEAST, MOST_A_SERVICE = 100, 20
-"""Objects of any other kind in a namespace, and how many more per service. A service has a handful of each: ConfigMaps
-of some revisions and profiles, as many Jobs, a few old ReplicaSets."""
 _SOURCE = "object"
 _OURS = ((API_GROUP, KIND),)
 _OWNERS: Mapping[ResourceKind, tuple[tuple[str, str], ...]] = {
@@ -141,17 +135,6 @@ def bounded(kind: ResourceKind, document: Object) -> Object | InvalidInput:
     if size > times * MOST_OBJECT or values > times * MOST_VALUES:
         return InvalidInput(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes, {values} values")
     return kept
-
-
-def most_of(kind: ResourceKind, services: int) -> float:
-    """Limit of objects of `kind` in a namespace with this number of services."""
-    if kind in (SERVICE, NODE):
-        return math.inf
-    return MOST_PODS if kind in (POD, STATEFUL_SET) else MOST_AT_LEAST + MOST_A_SERVICE * services
-
-
-def too_many(kind: ResourceKind, document: Object) -> InvalidInput:
-    return InvalidInput(_SOURCE, "TooMany", f"{_where(kind, document)}: its namespace has more than enough of the kind")
 
 
 def trimmed(kind: ResourceKind, document: Object) -> Object:

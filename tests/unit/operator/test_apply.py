@@ -24,7 +24,6 @@ from outrider_operator.decide.profiling.shared_objects import deletion
 from outrider_operator.kinds import JOB, ResourceKind, kind_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of
-from outrider_operator.validation.objects import MOST_AT_LEAST
 
 
 class Api:
@@ -207,18 +206,6 @@ async def _refusals(present: Object, desired: Object) -> list[str]:
     outcome = await applier.carry_out(Plan(create=(desired,)), "ns")
     assert bool(outcome.refused) != (cache.get(kind_of(desired), "ns", "taken") is not None)
     return [rejection.name for rejection in outcome.refused]
-
-
-async def test_an_object_in_a_full_namespace_is_refused() -> None:
-    """Decisions do not find it either, and would create it again and again."""
-    cache = ObjectCache()
-    for number in range(MOST_AT_LEAST):
-        other = made("Job", PROFILING)
-        other["metadata"] |= {"name": f"job-{number}", "uid": f"job-{number}"}
-        cache.seen(JOB, other)
-    applier = Applier(cast(KubernetesApi, Api(made("Job", PROFILING))), cache)
-    outcome = await applier.carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
-    assert [refusal.name for refusal in outcome.refused] == ["taken"]
 
 
 class Rewriting(Api):

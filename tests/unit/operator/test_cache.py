@@ -8,7 +8,6 @@ import pytest
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import SERVICE_LABEL
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, SERVICE
-from outrider_operator.validation.objects import MOST_A_SERVICE, MOST_AT_LEAST
 from outrider_operator.validation.reading import name_of
 
 from tests.unit.operator.documents import document, labels
@@ -150,18 +149,17 @@ def test_a_label_that_was_away_makes_nothing_invisible(cache: ObjectCache, woken
     assert len(woken) == 3
 
 
-@pytest.mark.parametrize("services", [0, 2])
-def test_of_a_kind_no_more_is_kept_than_the_services_of_a_namespace_can_have(cache: ObjectCache, services: int) -> None:
-    """24,000 ConfigMaps of 15 kB with a typed-in owner were all the operator's memory."""
-    for number in range(services):
-        cache.seen(SERVICE, document(f"s-{number}", 1, uid=f"s-{number}"))
-    for number in range(500):
-        cache.seen(CONFIG_MAP, document(f"chat-{number}", 1, uid=str(number)))
-        cache.seen(CONFIG_MAP, document("chat-hot", 1, uid="other", namespace="other"))
-    assert len(cache.within(CONFIG_MAP, "ns")) == MOST_AT_LEAST + services * MOST_A_SERVICE
-    assert len(cache.within(CONFIG_MAP, "other")) == 1
-    cache.seen(CONFIG_MAP, document("chat-0", 2, uid="0", data={"changed": "x"}))
-    assert cache.get(CONFIG_MAP, "ns", "chat-0") == cache.within(CONFIG_MAP, "ns")[-1], "what is there may change"
+def test_objects_beyond_any_number_are_kept_and_come_back(cache: ObjectCache) -> None:
+    """Those beyond a limit were refused, and stayed invisible when others were deleted: of 90 profiles 60 were seen."""
+    profiles = [document(f"shared-{number}", number + 1, uid=str(number)) for number in range(130)]
+    for profile in profiles:
+        cache.seen(CONFIG_MAP, profile)
+    for profile in profiles[:40]:
+        cache.gone(CONFIG_MAP, profile)
+    relist = cache.relist(CONFIG_MAP, None)
+    relist.page(profiles[40:])
+    relist.end(200)
+    assert cache.count(CONFIG_MAP) == 90
 
 
 def test_an_object_that_loses_its_owner_goes(cache: ObjectCache, woken: Woken) -> None:
