@@ -51,13 +51,14 @@
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [get, list, watch]
-# Pods: readiness, the termination messages of profiling Jobs; patch: the annotation with the node's product.
+# Pods: readiness, the termination messages of profiling Jobs; patch: two annotations, of which the pod reads its GPU product,
+# and by which the kubelet brings a changed configuration into a running pod within seconds.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]
 # Events on the services; list: those of a pod that cannot start, or a Job whose pod cannot be made, for the sentence in
 # the condition (a missing model folder, or a quota, shows nowhere else).
-- apiGroups: ["", events.k8s.io]
+- apiGroups: [""]
   resources: [events]
-  verbs: [create, patch, list]
+  verbs: [create, list]
 {{- end }}
