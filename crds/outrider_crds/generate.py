@@ -106,7 +106,7 @@ def _printer_columns() -> list[JsonObject]:
         _column("Target", ".spec.target.name", "The model that is served."),
         _column("Accelerator", ".status.accelerator", "Hardware that pods may run on."),
         _column("Ready", ready, "Whether at least one endpoint is ready."),
-        _column("Replicas", ".status.readyReplicas", "Serving pods that are ready.", kind="integer"),
+        _column("Replicas", ".status.readyReplicas", "Pods that answer.", kind="integer"),
         _column("Goodput", ".status.summary.goodput", "Tokens that reach users, per second, over all pods."),
         _column("Speedup", ".status.summary.speedup", "Measured against the same pods without speculation."),
         _column("Acceptance", ".status.summary.acceptance", "Share of tried draft tokens that the target accepted."),

@@ -310,7 +310,7 @@ class RolloutStatus(Model):
     phase: Text = ""
     """Starting, Measuring, Promoting; at the end Successful, Failed, Error, Inconclusive, Superseded or Cancelled."""
     cause: Text = ""
-    """Cause of phase Failed, Error or Inconclusive, in one word."""
+    """Cause of the phase, in one word; empty where the phase says it."""
     candidate: Text = ""
     """Revision of the spec. The annotations outrider.dev/promote, abort and retry name it."""
     stable: Text = ""
@@ -318,7 +318,7 @@ class RolloutStatus(Model):
     observed_generation: int = 0
     """metadata.generation for which the phase was computed."""
     started_at: Text = ""
-    """Start of the measurement."""
+    """Start of the attempt."""
     candidate_percent: int = 0
     """Share of the canary pod's requests that the candidate gets. With another share the counts start again."""
     requests: int = 0
@@ -342,9 +342,12 @@ class RolloutStatus(Model):
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0
-    """Seconds so far without a measurement (paused, phase Error). They do not count towards the timeout."""
+    """Seconds so far without a measurement (no canary pod reports, paused, phase Error). They do not count towards the
+    timeout."""
     held_since: Text = ""
-    """Start of the present pause; empty while the timeout runs."""
+    """Start of the present time without a measurement; empty while the timeout runs."""
+    idle_seconds: int = 0
+    """Seconds measured before the first request was counted."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
     """Counts so far, which survive restarts of pods and of the operator."""
 
@@ -375,7 +378,7 @@ class SpeculativeServiceStatus(Model):
     replicas: int = 0
     """Serving pods that exist."""
     ready_replicas: int = 0
-    """Serving pods that are ready."""
+    """Pods that answer: serving pods that are ready, those of a draft canary too."""
     updated_replicas: int = 0
     """Serving pods of the current revision."""
     ready_revision: Text = ""

@@ -424,7 +424,12 @@ def _plan_without_spec(observed: Observed, children: Children, pods: Pods, why: 
         ConditionType.SPEC_VALID: problem,
         ConditionType.AVAILABLE: available(pods, replicas),
         ConditionType.UPDATED: problem,
-        ConditionType.READY: endpoint_ready(pods, replicas, is_reachable=children.are_reachable),
+        ConditionType.READY: endpoint_ready(
+            pods,
+            replicas,
+            is_reachable=children.are_reachable,
+            canaries=len(_pods(observed, children.canary, is_canary=True).ready),
+        ),
     }
     status = with_verdicts(_counted(observed, children, pods), with_kstatus(verdicts), observed.generation, observed.at)
     return Plan(status=status, events=events(observed.status, status))
@@ -445,7 +450,7 @@ def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeS
             "observed_generation": observed.generation,
             "nodes": pods_per_replica(observed, children),
             "replicas": _scale(observed, children),
-            "ready_replicas": len(pods.ready),
+            "ready_replicas": len(pods.ready) + len(_pods(observed, children.canary, is_canary=True).ready),
             "updated_replicas": integer(workload, "status", "updatedReplicas"),
             "ready_revision": _ready_revision(observed, children, pods),
             "selector": ",".join(f"{name}={value}" for name, value in selector(children.owner.name).items()),

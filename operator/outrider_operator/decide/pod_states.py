@@ -114,6 +114,16 @@ class Pods:
         troubles = (trouble for pod, trouble in self._unready if revision in (None, revision_of(pod)))
         return next(filter(None, troubles), self.forbidden) or self._endings(revision) or self._crash(revision)
 
+    def is_well(self, pod: Object) -> bool:
+        """Is the pod ready, and does no container of it end again and again?"""
+        return is_ready(pod) and self._trouble_of(pod) is None
+
+    def sickness(self) -> Trouble | None:
+        """Trouble of pods of which none is well; None while one is, and while it may still get ready by itself."""
+        if any(self.is_well(pod) for pod in self.living):
+            return None
+        return next(filter(None, map(self._trouble_of, self.living)), None) or self.trouble()
+
     def why_not_ready(self, revision: str | None = None) -> str:
         """A sentence about pods that are not ready; empty if there is nothing to report."""
         if (trouble := self.trouble(revision)) is not None:
@@ -265,7 +275,8 @@ def without_made_up_name(message: str) -> str:
 
 
 def _container_trouble(pod: Object, now_s: float) -> Trouble | None:
-    for status in items(pod, "status", "containerStatuses"):
+    initial = [status for status in items(pod, "status", "initContainerStatuses") if not _is_done(status)]
+    for status in (*initial, *items(pod, "status", "containerStatuses")):
         waiting = mapping(status, "state", "waiting")
         reason, message = text(waiting, "reason"), text(waiting, "message")
         if reason in _IMAGE_REASONS:
@@ -287,6 +298,12 @@ def _not_pulled(pod: Object, status: Object, reason: str, message: str) -> str:
     field = "podTemplate.image" if image == own else "source.oci of the models, podTemplate.image"
     said = f"Pod {name_of(pod)} cannot pull {image} ({reason}): {cut(message, 500)}"
     return f"{said}. Check {field} and podTemplate.imagePullSecrets"
+
+
+def _is_done(status: Object) -> bool:
+    """Has an initial container done its work?"""
+    ended = mapping(status, "state", "terminated")
+    return bool(ended) and integer(ended, "exitCode") == 0
 
 
 def _keeps_ending(status: Object, now_s: float) -> bool:

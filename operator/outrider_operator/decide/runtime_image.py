@@ -33,6 +33,8 @@ class RuntimeImages:
     """Image of the revision before it; `pinned` for a new service."""
     installed: str
     """Image of the installed release. It differs from `pinned` while the service stays on an older release."""
+    waiting: str = ""
+    """Image that the service moves to once a draft canary is over; empty without one."""
 
 
 def runtime_images(
@@ -48,11 +50,11 @@ def runtime_images(
 
     deployment, canary: the service's own Deployments. recorded: image in its status; empty for a new service.
     """
-    pinned = _canary_image(canary, on_cpu=on_cpu) or pinned_image(
-        service, deployment, recorded, settings, on_cpu=on_cpu
-    )
+    next_image = pinned_image(service, deployment, recorded, settings, on_cpu=on_cpu)
+    pinned = _canary_image(canary, on_cpu=on_cpu) or next_image
+    waiting = "" if next_image == pinned else next_image
     previous = _resolved(deployment)[1] or recorded or pinned
-    return RuntimeImages(pinned, previous, installed_image(settings, on_cpu=on_cpu))
+    return RuntimeImages(pinned, previous, installed_image(settings, on_cpu=on_cpu), waiting)
 
 
 def pinned_image(

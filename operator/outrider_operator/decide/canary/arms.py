@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from outrider_crds.counters import ArmCounters
+from outrider_crds.counters import LEAST_SUM_S, ArmCounters
 
 _MOST_REPORTS = 16
 """Reports up to which those of pods that are gone are kept: more would burden the status for no use."""
+_MOST_WEIGHT = 4.0
+"""Bound of the weights that the runtime gives seconds (its `arm_prices.MOST_WEIGHT`)."""
+_MODEL_ERROR = 1.25
+"""Factor by which a price may be too low: a model of step times may make a longer step cheaper."""
+_ROUNDED_S2 = 1e-9
+"""Seconds squared that rounding takes from a sum of squares."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,11 @@ class Ledger:
         return totals
 
     @property
+    def has_requests(self) -> bool:
+        """Was any request counted?"""
+        return any(arms.stable.requests + arms.candidate.requests > 0 for arms in self.products().values())
+
+    @property
     def most_restarts(self) -> int:
         """Restarts of the pod that has most: one fault of a node may end a process in each."""
         return max([report.restarts for report in self.running] + list(self.ended_restarts.values()), default=0)
@@ -102,3 +113,27 @@ def _most_restarts(ledger: Ledger, gone: Iterable[PodReport]) -> dict[str, int]:
         if last.restarts > most.get(last.product, 0):
             most[last.product] = last.restarts
     return most
+
+
+def impossible(sums: ArmCounters, age_s: float, most_tokens: int) -> str:
+    """What of `sums` no pod can have counted, in words; empty if all is possible. age_s: age of the process.
+    most_tokens: of a request in a step."""
+    most_s = sums.requests * age_s * _MOST_WEIGHT * most_tokens
+    faults = {
+        "more seconds than its age allows": max(sums.plain_s, sums.price_s) > most_s,
+        f"a speed-up above {most_tokens}": sums.plain_s > most_tokens * _MODEL_ERROR * sums.price_s,
+        "more speculated than plain seconds": sums.speculated_s > sums.plain_s + LEAST_SUM_S * sums.requests,
+        "squares below those of equal requests": _exceeds(sums, sums.plain_s, sums.requests, sums.plain_squared)
+        or _exceeds(sums, sums.price_s, sums.requests, sums.price_squared),
+        "a correlation above 1": _exceeds(sums, sums.plain_times_price, sums.plain_squared, sums.price_squared),
+        "more requests that met a class than finished": any(
+            count > sums.finished.get(name, 0) for name, count in sums.attained.items()
+        ),
+    }
+    return next((words for words, is_fault in faults.items() if is_fault), "")
+
+
+def _exceeds(sums: ArmCounters, mixed: float, first: float, second: float) -> bool:
+    """Is `mixed`^2 above `first` x `second` (Cauchy and Schwarz), by more than rounding?"""
+    slack = _ROUNDED_S2 * (1.0 + sums.requests)
+    return mixed**2 > (first + slack) * (second + slack) * (1.0 + 1e-6)

@@ -36,10 +36,10 @@ from outrider_operator.decide.canary.machine import (
 )
 from outrider_operator.decide.canary.pools import Pools, pools_differ, pools_of
 from outrider_operator.decide.canary.record import canary_of, recorded
-from outrider_operator.decide.canary.sight import CanarySight, canary_pods
+from outrider_operator.decide.canary.sight import CanarySight, canary_pods, restarts_since
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pod_states import Pods, revision_of
+from outrider_operator.decide.pod_states import LOOK_AGAIN_S, Pods, revision_of
 from outrider_operator.decide.revisions import (
     Revision,
     canary_revision,
@@ -49,7 +49,7 @@ from outrider_operator.decide.revisions import (
     revision_in,
     stored_canary,
 )
-from outrider_operator.validation.reading import annotation, integer
+from outrider_operator.validation.reading import annotation, condition_of, integer
 
 PROMOTE_ANNOTATION, ABORT_ANNOTATION = "outrider.dev/promote", "outrider.dev/abort"
 RETRY_ANNOTATION = "outrider.dev/retry"
@@ -84,6 +84,11 @@ class CanaryRollout:
     has_pods_left: bool = False
     """Is any pod of the canary there?"""
     ready_pods: int = 0
+    """Ready pods of the canary."""
+    serving_pods: int = 0
+    """Ready pods of the Deployment."""
+    waiting_image: str = ""
+    """Runtime image that the service moves to after the canary; empty without one."""
     is_frozen: bool = False
     """Leave the canary's objects as they are."""
     stable: Revision | None = None
@@ -133,8 +138,9 @@ class CanaryRollout:
             return 0.05
         if self.canary is None or self.canary.phase not in (CanaryPhase.STARTING, CanaryPhase.MEASURING):
             return None
-        if self.canary.held_since:
-            return None
+        if self.canary.held_since:  # a pod may be ready and not answer, which is an error if it lasts
+            is_awaited = self.ready_pods > 0 and not (self.hold or self.spec.paused)
+            return LOOK_AGAIN_S if is_awaited else None
         remaining_s = self.settings.timeout_s - self.canary.measured_s(self.at)
         return remaining_s if remaining_s > 0 else None
 
@@ -156,10 +162,13 @@ def canary_rollout(
     pools = pools_of(stable.boot.draft_pool if stable is not None else [], desired.spec_revision.boot.draft_pool)
     pools = replace(pools, lost_revision=_lost_revision(children, desired, stable, proven))
     view = _view(observed, children, desired, stable, proven, is_blocked=is_blocked)
-    view = replace(view, hold=pools.hold(desired.spec))
+    sick = serving.sickness() if not any(serving.is_well(pod) for pod in pods.ready) else None
+    trouble = f"{sick.message.rstrip('.')}." if sick is not None else ""
+    view = replace(view, hold=pools.hold(desired.spec), baseline_trouble=trouble)
     if pools.lost_revision:
         view = replace(view, stable=pools.lost_revision, pool_differs=True)
     rollout = _remembered(observed, children, desired, view, is_blocked=is_blocked)
+    rollout = replace(rollout, ready_pods=len(pods.ready), serving_pods=len(serving.ready))
     before = rollout.before
     if is_blocked and before is not None:
         return replace(rollout, decided=CanaryStep(before.with_pause(view.at)))
@@ -172,7 +181,10 @@ def canary_rollout(
         revision = stored or _made(settings, children, desired, products, pools)
         rollout = replace(rollout, is_stored=stored is not None, revision=revision)
         rollout = replace(rollout, hot=_hot(rollout, pools, current), has_pods=has_pods)
-    sight = _sight(observed, settings, rollout, pools, pods, children.owner.name)
+    sight = _sight(observed, settings, rollout, pools, pods, children)
+    if before is not None:
+        sight = replace(sight, stable_restarts=restarts_since(serving, before.started_at))
+    is_kept = is_kept or _is_only_endpoint(rollout, children, pods, serving)
     decided = step(before, replace(view, pods=canary_pods(sight, current)))
     return replace(
         rollout,
@@ -181,7 +193,6 @@ def canary_rollout(
         is_frozen=is_kept or _is_frozen(before, decided),
         stable=stable if not is_blocked and view.stable and not _is_foreign(before) else None,
         has_pods_left=bool(pods.living),
-        ready_pods=len(pods.ready),
     )
 
 
@@ -228,13 +239,19 @@ def _remembered(
         hold=view.hold,
         waits_for_profile=desired.is_waiting and not is_blocked,
         is_frozen=True,
+        waiting_image="" if desired.spec.pod_template.image else desired.images.waiting,
     )
 
 
 def _sight(
-    observed: Observed, settings: OperatorSettings, rollout: CanaryRollout, pools: Pools, pods: Pods, service: str
+    observed: Observed,
+    settings: OperatorSettings,
+    rollout: CanaryRollout,
+    pools: Pools,
+    pods: Pods,
+    children: Children,
 ) -> CanarySight:
-    revision = rollout.revision
+    revision, deployment = rollout.revision, children.canary or {}
     return CanarySight(
         spec=rollout.spec,
         pools=pools,
@@ -242,11 +259,21 @@ def _sight(
         pods=pods,
         states=observed.states,
         unreachable=observed.unreachable,
-        refusal=_refusal(observed.refusals, service, revision),
+        refusal=_refusal(observed.refusals, children.owner.name, revision),
         products=frozenset(revision.boot.accelerator.products) if revision is not None else frozenset(),
         hot_hash=config_hash(rollout.hot) if rollout.hot is not None else "",
         unschedulable_s=settings.unschedulable_s,
+        most_tokens=1 + (revision.boot.max_draft_tokens if revision is not None else 0),
+        is_late=condition_of(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )
+
+
+def _is_only_endpoint(rollout: CanaryRollout, children: Children, pods: Pods, serving: Pods) -> bool:
+    """Would the service lose its only ready pods if the canary's were taken away or replaced now?"""
+    if serving.ready or not pods.ready or not rollout.spec.replicas:
+        return False
+    revision = rollout.revision.name if rollout.revision is not None else ""
+    return not rollout.has_pods or revision != revision_in(children.canary)
 
 
 def _serving_revision(

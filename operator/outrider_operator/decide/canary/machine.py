@@ -28,7 +28,7 @@ class CanaryPhase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Causes of the phases Failed, Error and Inconclusive."""
+    """Why a canary is in its phase."""
 
     NONE = ""
     WORSE = "Worse"
@@ -46,6 +46,10 @@ class Cause(StrEnum):
     CANNOT_HOST_BOTH = "CannotHostBoth"
     TIMEOUT = "Timeout"
     NO_TRAFFIC = "NoTraffic"
+    IMPOSSIBLE_SUMS = "ImpossibleSums"
+    NO_HEALTHY_BASELINE = "NoHealthyBaseline"
+    OWN_DRAFTERS_UNUSED = "OwnDraftersUnused"
+    STRATEGY_CHANGED = "StrategyChanged"
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ class CanaryPods:
     not_loaded: str = ""
     """A pod's sentence about a drafter of the candidate that it has not loaded."""
     restarts_under_candidate: int = 0
-    """Times that a process ended once it was ready with both arms."""
+    """Times that a process ended once it was ready with both arms, beyond those of a stable pod in that time."""
+    unused: str = ""
+    """Names of the candidate's own drafters, if its requests hardly used any of them; else empty."""
     out_of_memory: str = ""
     """A sentence about a pod that was last ended for want of memory; empty without one."""
 
@@ -110,6 +116,8 @@ class CanaryView:
     """spec.paused, or replicas is 0: nothing is decided."""
     hold: str = ""
     """Why the pools cannot be compared now, in a sentence (speculation is off): pods run, and nothing is decided."""
+    baseline_trouble: str = ""
+    """Why no pod that serves is well, in a sentence; empty while one is."""
     is_rolled_out: bool = False
     """Does every pod run the candidate?"""
     pods: CanaryPods = CanaryPods()
@@ -137,9 +145,11 @@ class Canary:
     """Share of the requests that the candidate gets. Goodput depends on the hour's batch, so sums of different shares
     must not be added: the pooled ratio could favour the worse arm (Simpson's paradox)."""
     held_s: float = 0.0
-    """Seconds for which nothing could be measured (paused, held, Error): they do not count towards the timeout."""
+    """Seconds without a measurement (no pod reports, paused, Error): they do not count towards the timeout."""
     held_since: float = 0.0
     """Unix seconds at which such a time began that lasts; 0 without one."""
+    idle_s: float = 0.0
+    """Seconds of the measurement before the first request was counted."""
 
     def measured_s(self, at: float) -> float:
         """Seconds from the start to `at` (Unix seconds) that count towards the timeout."""
@@ -251,7 +261,16 @@ def _begun(before: Canary | None, look: CanaryView) -> Canary | None:
 def _new(before: Canary | None, look: CanaryView, stable: str, obeyed: tuple[str, ...]) -> Canary:
     """A new attempt of the candidate, which counts from 0."""
     start, percent = _start(before, look), look.settings.candidate_percent
-    return Canary(CanaryPhase.STARTING, look.candidate, stable, start, obeyed=obeyed, candidate_percent=percent)
+    new = Canary(CanaryPhase.STARTING, look.candidate, stable, start, obeyed=obeyed, candidate_percent=percent)
+    return _let_out(new, look) or new.with_pause(start)
+
+
+def _let_out(canary: Canary, look: CanaryView) -> Canary | None:
+    """`canary` as it rolls out without a verdict, where no pod that serves is well: its candidate may be the remedy."""
+    if not look.baseline_trouble or look.is_paused:
+        return None
+    cause, said = Cause.NO_HEALTHY_BASELINE, look.baseline_trouble
+    return replace(canary, phase=CanaryPhase.PROMOTING, cause=cause, said=said)
 
 
 def _start(before: Canary | None, look: CanaryView) -> float:
@@ -264,8 +283,10 @@ def _ended(before: Canary | None, look: CanaryView) -> Canary | None:
     """`before`, where the spec has left it while it was open."""
     if before is None or before.phase not in (*_OPEN, CanaryPhase.PROMOTING):
         return None
-    is_superseded = look.candidate not in (before.stable, before.candidate)
-    return replace(before, phase=CanaryPhase.SUPERSEDED if is_superseded else CanaryPhase.CANCELLED)
+    if look.candidate == before.candidate:
+        return replace(before, phase=CanaryPhase.CANCELLED, cause=Cause.STRATEGY_CHANGED, said="")
+    phase = CanaryPhase.CANCELLED if look.candidate == before.stable else CanaryPhase.SUPERSEDED
+    return replace(before, phase=phase, cause=Cause.NONE, said="")
 
 
 def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
@@ -280,12 +301,22 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
         return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said=""), None
     if before.phase not in _OPEN:
         return before, None
+    if (let_out := _let_out(before, look)) is not None:
+        return let_out, None
     if before.candidate_percent != look.settings.candidate_percent:
         return _new(before, look, before.stable, before.obeyed), None
     if look.is_paused or look.hold:
-        ledger = updated(before.ledger, look.pods.reports, look.pods.living)
-        return replace(before.with_pause(look.at), ledger=ledger), None
+        return _counted(before, look), None
     return _measured(before, look)
+
+
+def _counted(before: Canary, look: CanaryView) -> Canary:
+    """`before` with the newest sums. The timeout's clock runs while a pod reports some and they can be compared."""
+    ledger = updated(before.ledger, look.pods.reports, look.pods.living)
+    runs = bool(look.pods.reports) and look.pods.trouble is None and not (look.is_paused or look.hold)
+    after = before.without_pause(look.at) if runs else before.with_pause(look.at)
+    is_first = not before.ledger.has_requests and ledger.has_requests
+    return replace(after, ledger=ledger, idle_s=after.measured_s(look.at) if is_first else before.idle_s)
 
 
 def _ordered(before: Canary, look: CanaryView) -> Canary | None:
@@ -319,8 +350,8 @@ def _new_order(before: Canary, look: CanaryView, name: str) -> tuple[str, ...]:
 def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
     """An open canary. What failed it is final; trouble is reported while it lasts. An inconclusive one whose pods stay
     may still fail; only a human promotes it."""
-    ledger = updated(before.ledger, look.pods.reports, look.pods.living)
-    canary = replace(before, ledger=ledger, cause=Cause.NONE, said="")
+    counted = _counted(before, look)
+    canary, ledger = replace(counted, cause=Cause.NONE, said=""), counted.ledger
     settings = look.settings
     products = dict.fromkeys(sorted(look.pods.products), Arms()) | ledger.products()
     judgement = (
@@ -331,13 +362,13 @@ def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | Non
         return failed, judgement
     is_late = before.phase == CanaryPhase.INCONCLUSIVE
     if is_late and settings.on_inconclusive is not OnInconclusive.PROMOTE:
-        return replace(before.without_pause(look.at), ledger=ledger), judgement
+        return counted, judgement
     if judgement is not None and judgement.verdict is CanaryVerdict.BETTER:
-        return replace(canary, phase=CanaryPhase.PROMOTING), judgement
+        cause = Cause.OWN_DRAFTERS_UNUSED if look.pods.unused else Cause.NONE
+        return replace(canary, phase=CanaryPhase.PROMOTING, cause=cause, said=look.pods.unused), judgement
     if look.pods.trouble is not None:
         cause, said = look.pods.trouble
-        return replace(canary.with_pause(look.at), phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
-    canary = canary.without_pause(look.at)
+        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
     if is_late or canary.measured_s(look.at) >= settings.timeout_s:
         return _timed_out(canary, settings, products), judgement
     return replace(canary, phase=CanaryPhase.MEASURING if ledger.products() else CanaryPhase.STARTING), judgement

@@ -25,6 +25,7 @@ _LASTING = (
     "obeyed",
     "heldSeconds",
     "heldSince",
+    "idleSeconds",
     "sums",
 )
 """Fields of the status that the record holds."""
@@ -50,6 +51,7 @@ def canary_of(status: RolloutStatus | None) -> Canary | None:
         candidate_percent=status.candidate_percent,
         held_s=status.held_seconds,
         held_since=unix_seconds(status.held_since) or 0.0,
+        idle_s=status.idle_seconds,
     )
 
 

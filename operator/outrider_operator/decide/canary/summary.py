@@ -18,7 +18,7 @@ _REASONS: Mapping[Cause, str] = {
     Cause.WORSE: "Its gain is below rollout.canary.leastGainPercent ({detail}).",
     Cause.SLO_LOWERED: "It attains SLO class {detail} less often, by more than 2 points.",
     Cause.DRAFTER_FAILED: "A drafter of the candidate was suspended twice after an error.",
-    Cause.CANDIDATE_CRASHED: "Canary pods ended twice after both pools were loaded.",
+    Cause.CANDIDATE_CRASHED: "Canary pods ended twice after both pools were loaded, more often than the other pods.",
     Cause.ABORTED_BY_HAND: "It was aborted by the annotation outrider.dev/abort.",
     Cause.TIMEOUT: "There was no verdict within rollout.canary.timeout ({timeout}).",
     Cause.NO_TRAFFIC: "Fewer than {least} requests of each arm finished within rollout.canary.timeout ({timeout}).",
@@ -26,7 +26,14 @@ _REASONS: Mapping[Cause, str] = {
     Cause.NO_ROOM_FOR_BOTH: "{detail} Make room (a lower engine.maxModelLen, fewer drafters), or promote by hand.",
     Cause.CANNOT_HOST_BOTH: "{detail} Promote by hand, or set rollout.strategy: RollingUpdate.",
     Cause.NO_CAPACITY: "{detail} Add capacity, or promote by hand.",
+    Cause.STABLE_NOT_LOADED: "{detail} Mend that drafter, set rollout.onMissingDrafter: Continue, or promote by hand.",
+    Cause.IMPOSSIBLE_SUMS: "{detail} They are not judged. Restart the pod or update its runtime, or promote by hand.",
+    Cause.NO_HEALTHY_BASELINE: "It was not measured, since the running pods do not serve: {detail}",
+    Cause.OWN_DRAFTERS_UNUSED: "Its own drafters ({detail}) were hardly used: they cost memory and gave nothing.",
 }
+
+_LEAST_COUNTED_S = 30.0
+"""Seconds since the first counted request from which on they tell a rate."""
 
 
 def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, ...]) -> RolloutStatus | None:
@@ -58,6 +65,7 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
         obeyed=list(canary.obeyed),
         held_seconds=round(canary.held_s),
         held_since=timestamp(canary.held_since) if canary.held_since else "",
+        idle_seconds=round(canary.idle_s),
         ignored=list(ignored),
         sums=sums_of(canary.ledger),
     )
@@ -74,17 +82,29 @@ def message_of(rollout: CanaryRollout) -> str:
     if rollout.hold and canary.is_held:
         return f"{rollout.hold} The canary waits, and its timeout does not run. {gain}".strip()
     sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
-    filled = sentence.format(candidate=canary.candidate, stable=canary.stable, reason=reason, gain=gain, left=left)
+    if canary.cause == Cause.STRATEGY_CHANGED:
+        sentence = "rollout.strategy is no longer DraftCanary: candidate {candidate} rolls out without a verdict."
+    if rollout.waiting_image and canary.holds_rollout:
+        sentence += f" The upgrade to runtime {rollout.waiting_image} waits until the candidate is promoted or gone."
+    serving = _serving(rollout)
+    filled = sentence.format(
+        candidate=canary.candidate, stable=canary.stable, reason=reason, gain=gain, left=left, serving=serving
+    )
     return " ".join(filled.split())
 
 
+def _serving(rollout: CanaryRollout) -> str:
+    if rollout.serving_pods:
+        return "The other pods serve on."
+    return "No other pod is ready: the canary pod answers until one is." if rollout.ready_pods else "No pod is ready."
+
+
 _MESSAGES: Mapping[str, str] = {
-    CanaryPhase.STARTING: "The canary pod of candidate {candidate} starts. The other pods serve on as they are.",
+    CanaryPhase.STARTING: "The canary pod of candidate {candidate} starts. {serving}",
     CanaryPhase.MEASURING: "{gain} {left}",
-    CanaryPhase.PROMOTING: "Candidate {candidate} rolls out. {gain}",
-    CanaryPhase.SUCCESSFUL: "Candidate {candidate} runs on every pod. {gain}",
-    CanaryPhase.FAILED: "Candidate {candidate} failed. {reason} {gain} The pods of revision {stable} serve on; "
-    "patch draftPool to try another.",
+    CanaryPhase.PROMOTING: "Candidate {candidate} rolls out. {reason} {gain}",
+    CanaryPhase.SUCCESSFUL: "Candidate {candidate} runs on every pod. {reason} {gain}",
+    CanaryPhase.FAILED: "Candidate {candidate} failed. {reason} {gain} {serving} Patch draftPool to try another.",
     CanaryPhase.ERROR: "The canary cannot measure. {reason}",
     CanaryPhase.INCONCLUSIVE: "{reason} {gain} Decide by the annotation outrider.dev/promote={candidate} or "
     "outrider.dev/abort={candidate}.",
@@ -117,22 +137,25 @@ def _worst(judgement: Judgement) -> Gain | None:
 
 
 def _time_left(rollout: CanaryRollout, canary: Canary, judgement: Judgement) -> str:
-    """How much longer it takes, at the requests of so far."""
+    """How much longer it takes, at the rate since the first counted request."""
     requests = min((arms.least_requests for arms in canary.ledger.products().values()), default=0.0)
-    measured_s = max(canary.measured_s(rollout.at), 1.0)
-    rate = 60.0 * requests / measured_s
+    measured_s = canary.measured_s(rollout.at)
+    counted_s = measured_s - canary.idle_s
     start = f"{round(requests)} requests of each arm."
-    if rate <= 0.0:
+    if requests <= 0.0:
         return f"{start} No traffic reaches both arms yet."
     if not judgement.speculates:
         return f"{start} Neither pool speculates at this load, so nothing tells which one is better."
     if judgement.requests_left is None:
         return f"{start} The gain is too near the line to say how many more it takes."
+    if counted_s < _LEAST_COUNTED_S:
+        return f"{start} It is too early to say how many more it takes."
+    rate = 60.0 * requests / counted_s
     start += f" At this traffic ({_two_digits(rate)} requests of each arm a minute)"
     minutes = judgement.requests_left / rate
     if 60.0 * minutes > rollout.settings.timeout_s - measured_s:
         return f"{start} it takes longer than the timeout leaves."
-    return f"{start} about {_duration(minutes)} more."
+    return f"{start} about {duration(minutes)} more."
 
 
 def _two_digits(number: float) -> str:
@@ -140,8 +163,8 @@ def _two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):.10g}"
 
 
-def _duration(minutes: float) -> str:
-    if minutes < 1.0:
+def duration(minutes: float) -> str:
+    if minutes < 1.5:
         return "a minute"
     return f"{minutes:.0f} minutes" if minutes < 120.0 else f"{minutes / 60.0:.0f} hours"
 

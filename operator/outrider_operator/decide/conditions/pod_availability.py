@@ -20,17 +20,20 @@ def available(pods: Pods, replicas: int) -> Verdict:
     )
 
 
-def endpoint_ready(pods: Pods, replicas: int, *, is_reachable: bool) -> Verdict:
-    """True while at least one pod can answer. is_reachable: a Kubernetes Service selects the pods."""
+def endpoint_ready(pods: Pods, replicas: int, *, is_reachable: bool, canaries: int = 0) -> Verdict:
+    """True while at least one pod can answer. is_reachable: a Kubernetes Service selects the pods. canaries: ready pods
+    of a draft canary, which answer as the others do."""
     if replicas == 0:
         return false(ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
-    if pods.ready and not is_reachable:
+    if (pods.ready or canaries) and not is_reachable:
         return false(
             ConditionReason.NO_READY_ENDPOINT,
             "Pods are ready, but no Service of Outrider's leads to them; see SpecValid.",
         )
     if pods.ready:
         return true(ConditionReason.ENDPOINT_READY, "At least one pod answers.")
+    if canaries:
+        return true(ConditionReason.ENDPOINT_READY, f"A canary pod answers. {_sentence('No other pod is ready', pods)}")
     return false(_reason(pods, ConditionReason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
 
 

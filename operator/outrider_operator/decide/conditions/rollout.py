@@ -50,7 +50,7 @@ def progressing(rollout: RolloutView, unschedulable_s: float) -> Verdict:
     """
     desired, revision, pods = rollout.desired, rollout.desired.running, rollout.pods
     if desired.spec.paused:
-        return false(ConditionReason.PAUSED, "spec.paused is true: the pods serve on as they are.")
+        return false(ConditionReason.PAUSED, "spec.paused is true: the pods stay as they are.")
     if rollout.refused and (revision is None or desired.is_waiting or not is_complete(rollout, revision)):
         return false(
             ConditionReason.STALLED, f"{rollout.refused.message}{_old_pods_serve(pods, desired.spec_revision)}"

@@ -63,7 +63,9 @@ def verdicts(inputs: StatusInputs, unschedulable_s: float) -> Verdicts:
         ConditionType.AVAILABLE: available(pods, inputs.rollout.desired.replicas),
         ConditionType.UPDATED: updated(inputs.rollout, behaviour.states, inputs.unreachable),
         ConditionType.PROGRESSING: progressing(inputs.rollout, unschedulable_s),
-        ConditionType.READY: endpoint_ready(pods, spec.replicas, is_reachable=inputs.is_reachable),
+        ConditionType.READY: endpoint_ready(
+            pods, spec.replicas, is_reachable=inputs.is_reachable, canaries=inputs.canary.ready_pods
+        ),
         ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
         ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
         ConditionType.INFERENCE_POOL_READY: inputs.pool,

@@ -230,6 +230,7 @@ def test_another_strategy_rolls_out_at_once() -> None:
     world.patch(rollout={"strategy": "RollingUpdate"})
     world.settle()
     assert (world.phase, world.canary, world.revision()) == ("Cancelled", None, world.rollout.candidate)
+    assert "is no longer DraftCanary: candidate" in world.rollout.message
 
 
 def test_a_newer_release_is_left_alone() -> None:
@@ -239,13 +240,3 @@ def test_a_newer_release_is_left_alone() -> None:
     before, stable = json.dumps(world.canary), world.revision()
     world.measure_arms(1000, GAIN)
     assert (world.phase, json.dumps(world.canary), world.revision()) == ("Shadowing", before, stable)
-
-
-def test_a_runtime_upgrade_waits_for_the_end() -> None:
-    world = under_way()
-    candidate = world.rollout.candidate
-    world.settings = type(world.settings)(
-        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2", runtime_upgrade_percent=100
-    )
-    world.settle()
-    assert (world.phase, world.rollout.candidate) == ("Measuring", candidate)

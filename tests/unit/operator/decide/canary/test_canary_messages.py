@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from outrider_crds.runtime_state import CanaryState
+from outrider_operator.decide.canary.summary import duration
 
-from tests.unit.operator.decide.canary.canary_world import NAME, arm, under_way
+from tests.unit.operator.decide.canary.canary_world import NAME, CanaryWorld, arm, under_way
+from tests.unit.operator.decide.world import EAGLE, PLD
 
 
 def test_doublings_of_the_requests_are_events() -> None:
@@ -20,13 +23,44 @@ def test_doublings_of_the_requests_are_events() -> None:
 
 
 def test_the_message_says_how_much_longer_it_takes() -> None:
-    world = under_way()
+    """Bug: requests were divided by all the time since the start, in which the pod had loaded for ten minutes and no
+    request had come for an hour."""
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
     world.now += 600
+    world.start_canary()
+    world.measure_arms(0)
+    assert world.rollout.message == "0 requests of each arm. No traffic reaches both arms yet."
+    world.now += 3600
+    world.measure_arms(10)
+    assert world.rollout.message.endswith("10 requests of each arm. It is too early to say how many more it takes.")
+    world.now += 600
+    world.measure_arms(600, -0.029)
+    assert "600 requests of each arm. At this traffic (60 requests of each arm a minute)" in world.rollout.message
+    assert world.rollout.idle_seconds == 3601
     world.measure_arms(600, 0.0)
-    assert (
-        "600 requests of each arm. At this traffic (60 requests of each arm a minute) about " in world.rollout.message
-    )
     assert world.rollout.message.endswith(" minutes more.")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(0.2, "a minute"), (1.4, "a minute"), (1.6, "2 minutes"), (150.0, "2 hours")]
+)
+def test_durations_are_in_words(minutes: float, said: str) -> None:
+    assert duration(minutes) == said
+
+
+def test_a_runtime_upgrade_that_waits_is_said() -> None:
+    world = under_way()
+    candidate = world.rollout.candidate
+    world.settings = type(world.settings)(
+        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2"
+    )
+    world.annotate(**{"runtime-upgrade": "2"})
+    world.settle()
+    assert (world.phase, world.rollout.candidate) == ("Measuring", candidate)
+    said = "The upgrade to runtime outrider/runtime-cpu:2 waits until the candidate is promoted or gone."
+    assert world.rollout.message.endswith(said)
 
 
 def test_it_does_not_write_while_nothing_changes() -> None:

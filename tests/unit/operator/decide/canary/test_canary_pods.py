@@ -10,7 +10,8 @@ from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, LOSS, N
 from tests.unit.operator.decide.world import EAGLE, PLD, gpu_node
 
 
-def test_its_pods_get_traffic_and_are_no_replicas() -> None:
+def test_canary_pods_get_traffic_and_are_no_replicas() -> None:
+    """They answer, so they count as ready; they are not what the service scales."""
     world = under_way()
     assert world.canary is not None
     template, service = world.canary["spec"]["template"], world.objects["Service", "chat"]
@@ -20,7 +21,7 @@ def test_its_pods_get_traffic_and_are_no_replicas() -> None:
     budget = world.objects["PodDisruptionBudget", "chat"]["spec"]["selector"]["matchLabels"]
     assert budget.items() <= labels.items()
     assert world.observed().status.replicas == 2
-    assert world.observed().status.ready_replicas == 2
+    assert world.observed().status.ready_replicas == 3
     hot = next(v for v in template["spec"]["volumes"] if v["name"].endswith("hot"))
     assert hot["configMap"]["name"] == f"{NAME}-hot"
 

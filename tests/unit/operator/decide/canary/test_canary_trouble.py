@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from outrider_crds.runtime_state import DrafterMemory, DrafterReport
+from outrider_crds.runtime_state import CanaryState, DrafterMemory, DrafterReport
 from outrider_crds.status import ConditionType as C
 
-from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
-from tests.unit.operator.decide.world import EAGLE, PLD, unschedulable
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, arm, under_way
+from tests.unit.operator.decide.world import EAGLE, PLD, rfc3339, unschedulable
 
 
 def test_a_runtime_without_the_field_is_an_error() -> None:
@@ -34,6 +36,9 @@ def test_lost_poll_of_measuring_pod_is_no_error() -> None:
     world.measure_arms(20)
     assert (world.phase, world.rollout.cause) == ("Measuring", "")
     world.states.clear()
+    world.settle()
+    assert world.phase == "Measuring"
+    world.now += 41
     world.settle()
     assert (world.phase, world.rollout.cause) == ("Error", "PodsDoNotAnswer")
 
@@ -97,6 +102,7 @@ def test_shared_drafter_that_does_not_load_is_an_error() -> None:
     world.patched()
     world.measure_arms(1000, GAIN, drafters=without(world, "pld"))
     assert (world.phase, world.rollout.cause, world.rollout.requests) == ("Error", "StableNotLoaded", 0)
+    assert "Mend that drafter, set rollout.onMissingDrafter: Continue, or promote by hand." in world.rollout.message
     world.measure_arms(1000, GAIN)
     assert world.phase == "Promoting"
 
@@ -153,6 +159,110 @@ def test_no_capacity_is_an_error_while_it_lasts() -> None:
     world.start_canary()
     world.measure_arms(10)
     assert world.phase == "Measuring"
+
+
+GATES = {"schedulingGates": [{"name": "example.com/quota"}]}
+INITIAL = {
+    "name": "fetch",
+    "restartCount": 4,
+    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+}
+LATE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "deployment", "said"),
+    [
+        ({"spec": GATES}, {}, "waits for its scheduling gates (example.com/quota) to be removed."),
+        ({"status": {"initContainerStatuses": [INITIAL]}}, {}, "Pod chat-canary-0 cannot start: back-off."),
+        ({}, {"status": {"conditions": LATE}}, "within rollout.progressDeadline (20m). Pod chat-canary-0 is starting."),
+    ],
+)
+def test_pod_that_cannot_run_is_an_error(pod: dict[str, Any], deployment: dict[str, Any], said: str) -> None:
+    """Bug: it was Starting, without a word, until the timeout had passed: NoTraffic."""
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    world.start_canary(ready=False)
+    canary_pod = world.pods[f"{NAME}-0"]
+    for part, fields in pod.items():
+        canary_pod[part].update(fields)
+    assert world.canary is not None
+    world.canary.update(deployment)
+    world.now += 61
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Error", "PodCannotStart")
+    assert said in world.rollout.message
+    world.now += 7 * 3600
+    world.settle()
+    world.canary.pop("status", None)
+    world.start_canary()
+    world.measure_arms(10)
+    assert world.phase == "Measuring"
+
+
+def test_time_without_a_ready_pod_is_not_measured() -> None:
+    """Bug: a pod that loaded for longer than the timeout was a verdict: NoTraffic."""
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    world.start_canary(ready=False)
+    world.now += 7 * 3600
+    world.settle()
+    assert world.phase == "Starting"
+    world.start_canary()
+    world.measure_arms(10)
+    assert world.phase == "Measuring"
+    world.end_canary()
+    world.states.clear()
+    world.settle()
+    world.now += 7 * 3600
+    world.settle()
+    assert world.phase == "Measuring"
+
+
+def test_one_failed_poll_of_a_new_pod_is_no_error() -> None:
+    """Bug: Stalled=True at once, on which Flux and Argo CD end their wait."""
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    world.now += 600
+    world.start_canary()
+    ready = world.pods[f"{NAME}-0"]["status"]["conditions"][0]
+    ready["lastTransitionTime"] = rfc3339(world.now)
+    world.unreachable = {f"{NAME}-0": "no whole answer within 2.0 s"}
+    plan = world.settle()
+    assert (world.phase, world.reason(C.STALLED)) == ("Starting", "False/NotStalled")
+    assert plan.requeue_after_s is not None
+    assert plan.requeue_after_s <= 15
+    world.now += 41
+    world.settle()
+    assert (world.phase, world.rollout.cause, world.reason(C.STALLED)) == (
+        "Error", "PodsDoNotAnswer", "True/CanaryError",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [
+        ({"plain_s": 9e14, "plain_squared": 9e14}, "more seconds than its age allows"),
+        ({"plain_s": 4000.0 * 30, "plain_squared": 1e9}, "a speed-up above 6"),
+        ({"plain_squared": 1.0}, "squares below those of equal requests"),
+        ({"price_squared": 1.0}, "squares below those of equal requests"),
+        ({"plain_times_price": 1e9}, "a correlation above 1"),
+        ({"speculated_s": 5000.0}, "more speculated than plain seconds"),
+        ({"attained": {"chat": 1001}}, "more requests that met a class than finished"),
+    ],
+)
+def test_sums_that_no_pod_can_have_are_not_judged(forged: dict[str, Any], said: str) -> None:
+    """Bug: 9e14 plain seconds of 410 requests promoted the candidate, by +439024390243802.4%."""
+    world = under_way()
+    stable, candidate = arm(1000, 100.0), arm(1000, 110.0).model_copy(update=forged)
+    world.measure_arms(canary=CanaryState(id=world.order["id"], stable=stable, candidate=candidate))
+    assert (world.phase, world.rollout.cause, world.rollout.requests) == ("Error", "ImpossibleSums", 10)
+    assert f"reports sums that no pod can have: {said}." in world.rollout.message
+    world.measure_arms(1000, GAIN)
+    assert world.phase == "Promoting"
 
 
 def test_a_pod_that_keeps_ending_while_the_candidate_runs_fails_it() -> None:

@@ -198,13 +198,13 @@ def test_a_patch_back_cancels_and_leaves_none() -> None:
 def test_no_verdict_in_time(choice: OnInconclusive, phase: CanaryPhase, has_pods: bool, holds: bool) -> None:
     settings = CanarySettings(on_inconclusive=choice)
     late = replace(seen(report(1000, -0.03)), at=START + 6 * HOUR_S, settings=settings)
-    canary = after(replace(late, at=late.at - 1), late, before=after(LOOK))
+    canary = after(replace(late, at=late.at - 1), late, before=under_way())
     assert (canary.phase, canary.cause) == (phase, Cause.TIMEOUT)
     assert (canary.has_pods(choice), canary.holds_rollout) == (has_pods, holds)
 
 
 def test_a_service_without_traffic_is_inconclusive_for_that() -> None:
-    canary = after(replace(seen(report(3)), at=START + 6 * HOUR_S), before=after(LOOK))
+    canary = after(replace(seen(report(3)), at=START + 6 * HOUR_S), before=under_way())
     assert (canary.phase, canary.cause) == (CanaryPhase.INCONCLUSIVE, Cause.NO_TRAFFIC)
 
 
@@ -248,7 +248,7 @@ def test_an_obeyed_annotation_does_nothing_when_its_candidate_returns(order: str
 
 @pytest.mark.parametrize("order", ["promote", "abort", "retry"])
 def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: str) -> None:
-    result = step(under_way(), seen(orders=Orders(**{order: "nonsense/1"})))
+    result = step(under_way(), seen(report(10), orders=Orders(**{order: "nonsense/1"})))
     assert result.canary == under_way()
     assert result.unknown_orders == (order,)
 
@@ -466,8 +466,8 @@ def test_trouble_does_not_count_towards_the_timeout() -> None:
 def test_promote_at_timeout_needs_requests_of_both_arms() -> None:
     """Bug: a candidate without any request was rolled out: missing data counted as success."""
     settings = CanarySettings(on_inconclusive=OnInconclusive.PROMOTE)
-    late = replace(seen(), at=START + 6 * HOUR_S, settings=settings)
-    canary = after(LOOK, late)
+    late = replace(seen(report(0)), at=START + 6 * HOUR_S, settings=settings)
+    canary = after(LOOK, seen(report(0)), late)
     assert (canary.phase, canary.cause) == (CanaryPhase.INCONCLUSIVE, Cause.NO_TRAFFIC)
     assert canary.has_pods(OnInconclusive.PROMOTE)
     of_one_product = replace(
