@@ -310,6 +310,9 @@ class RuntimeState(Contract):
     loop_failures: Annotated[int, Metric("outrider_loop_failures_total")] = 0
     """Times that the control loop itself raised. Each costs the pool's speculation for a while, and no request its
     answer."""
+    broken_answers: Annotated[int, Metric("outrider_broken_answers_total")] = 0
+    """Requests that ended with an error since the engine computed NaN or infinity for them: an adapter, the target's
+    weights or the device is faulty. If all requests are like that, the pod restarts."""
     decision_s: Annotated[float, Metric("outrider_decision_seconds_total")] = 0.0
     """Seconds spent deciding. Divide by `outrider_steps_total` for the cost of a decision."""
     caught_up_tokens: Annotated[int, Metric("outrider_caught_up_tokens_total")] = 0

@@ -1,4 +1,4 @@
-"""Adapters that were trained for another model, at vLLM's own manager of adapters over a tiny model, without an engine.
+"""Adapters that cannot give their own answers, at vLLM's own manager of adapters over a tiny model, without an engine.
 
 What a server makes of the sentences is in test_adapters.
 """
@@ -35,8 +35,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def manager(target: Path, tmp_path: Path) -> Iterator[Any]:
-    """vLLM's manager over the target, as a worker makes it."""
+def manager(target: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """vLLM's manager over the target, as a worker makes it. Parameter: arguments of the engine."""
     from outrider_runtime.vllm_plugin import cpu_worker  # noqa: F401 (binds vLLM's kernels before others do)
     from vllm.config import set_current_vllm_config
     from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
@@ -47,6 +47,7 @@ def manager(target: Path, tmp_path: Path) -> Iterator[Any]:
     config = EngineArgs(
         model=str(target), skip_tokenizer_init=True, load_format="dummy", dtype="float32", max_model_len=64,
         enforce_eager=True, enable_lora=True, max_loras=2, max_lora_rank=8, max_num_seqs=4,
+        **getattr(request, "param", {}),
     ).create_engine_config()  # fmt: skip
     with set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{tmp_path}/rendezvous", 0, "gloo")
@@ -58,14 +59,21 @@ def manager(target: Path, tmp_path: Path) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def loads(manager: Any, target: Path, folder: Path, number: int, change: Change) -> str:
-    """Load a random adapter whose weights `change` made; returns what the manager raised, empty if it took it."""
+def loads(
+    manager: Any, target: Path, folder: Path, number: int, change: Change, extra: Any = None, **config: Any
+) -> str:  # fmt: skip
+    """Load a random adapter whose weights `change` made; returns what the manager raised, empty if it took it.
+
+    extra: further tensors. config: fields of adapter_config.json.
+    """
     from vllm.lora.request import LoRARequest
 
     write_adapter(folder, seed=number, target=target)
     weights = load_file(folder / "adapter_model.safetensors")
-    changed = dict(change(name, weight) for name, weight in weights.items())
+    changed = dict(change(name, weight) for name, weight in weights.items()) | (extra or {})
     save_file({name: weight.contiguous() for name, weight in changed.items()}, folder / "adapter_model.safetensors")
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
     try:
         manager.add_adapter(LoRARequest(f"adapter-{number}", number, str(folder)))
     except Exception as error:
@@ -107,3 +115,90 @@ def test_an_adapter_for_another_model_is_refused(manager: Any, target: Path, tmp
     for number, (change, _, sentence) in enumerate(MISFITS.values(), 20):
         said = loads(manager, target, tmp_path / str(number), number, change)
         assert said == f"it does not fit the target: {sentence}"
+
+
+def unchanged(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return name, weight
+
+
+def with_number(part: str, number: float) -> Change:
+    """Put `number` into one weight of the tensor that this is part of the name of."""
+
+    def change(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+        if part in name:
+            weight[-1, -1] = number
+        return name, weight
+
+    return change
+
+
+BROKEN: dict[str, tuple[Change, dict[str, Any], str]] = {
+    "NaN in A": (
+        with_number("layers.1.self_attn.q_proj.lora_A", torch.nan), {},
+        "its model.layers.1.self_attn.q_proj has lora_A with NaN: train or save it again",
+    ),
+    "infinite B": (
+        with_number("layers.0.mlp.down_proj.lora_B", -torch.inf), {},
+        "its model.layers.0.mlp.down_proj has lora_B with infinite numbers (in float32): train or save it again",
+    ),
+    "too large once scaled": (
+        with_number("lm_head.lora_B", 3e38), {"lora_alpha": 64},
+        "its lm_head has lora_B with infinite numbers (in float32): train or save it again",
+    ),
+    "another rank than it says": (
+        unchanged, {"r": 4},
+        "its lm_head has weights of rank 8, and adapter_config.json says 4",
+    ),
+    "two ranks": (
+        lambda name, weight: (name, weight[:, :4] if "lm_head.lora_B" in name else weight), {},
+        "its lm_head has weights of rank 4 and 8, and adapter_config.json says 8",
+    ),
+}  # fmt: skip
+"""A change of the weights, one of the config, and our sentence."""
+
+
+def test_an_adapter_with_broken_weights_is_refused(manager: Any, target: Path, tmp_path: Path) -> None:
+    """Bug: an adapter with NaN weights was served, and its KV made every later answer of the pod empty."""
+    from outrider_runtime.vllm_plugin.adapter_shapes import check_each
+
+    check_each(manager)
+    for number, (change, config, sentence) in enumerate(BROKEN.values(), 1):
+        assert loads(manager, target, tmp_path / str(number), number, change, **config) == sentence
+    assert loads(manager, target, tmp_path / "good", 10, unchanged) == ""
+
+
+def test_an_adapter_with_half_a_module_is_refused(manager: Any, target: Path, tmp_path: Path) -> None:
+    """Bug: a module with lora_A alone was an error of the engine's own without a reason."""
+    from outrider_runtime.vllm_plugin.adapter_shapes import check_each
+
+    check_each(manager)
+
+    def halved(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+        return name.replace("layers.0.mlp.down_proj.lora_B", "layers.0.mlp.up_proj.lora_B"), weight
+
+    said = loads(manager, target, tmp_path / "half", 1, halved)
+    assert said == "its model.layers.0.mlp.down_proj has no lora_B: save it again, whole"
+
+
+def test_an_adapter_with_trained_embeddings_is_refused(manager: Any, target: Path, tmp_path: Path) -> None:
+    """vLLM leaves them out. Those that PEFT saves untrained, as it does with an embedding's LoRA, do no harm."""
+    from outrider_runtime.vllm_plugin.adapter_shapes import check_each
+
+    check_each(manager)
+    own = manager._adapter_manager.model.model.embed_tokens
+    own = getattr(own, "base_layer", own).weight[: SHAPE["vocab_size"]]
+
+    name = "base_model.model.model.embed_tokens.base_layer.weight"
+    for number, (embedding, is_refused) in enumerate(((own, False), (own + 1, True)), 1):
+        said = loads(manager, target, tmp_path / str(number), number, unchanged, {name: embedding})
+        assert ("embed_tokens.base_layer.weight was trained" in said) == is_refused
+
+
+@pytest.mark.parametrize("manager", [{"lora_target_modules": ["v_proj"]}], indirect=True)
+def test_an_adapter_of_modules_left_out_is_refused(manager: Any, target: Path, tmp_path: Path) -> None:
+    """Bug: with `--lora-target-modules` an adapter of other modules served the bare target."""
+    from outrider_runtime.vllm_plugin.adapter_shapes import check_each
+
+    check_each(manager)
+    said = loads(manager, target, tmp_path / "one", 1, unchanged)
+    assert "it changes lm_head, which the target does not have, or --lora-target-modules" in said

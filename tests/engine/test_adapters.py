@@ -197,6 +197,10 @@ def _of_fewer_values(folder: Path, target: Path) -> None:
     _changed(folder, target, lambda name, weight: weight[:64] if "v_proj.lora_B" in name else weight)
 
 
+def _with_nan(folder: Path, target: Path) -> None:
+    _changed(folder, target, lambda name, weight: weight * torch.nan if "1.self_attn.q_proj.lora_A" in name else weight)
+
+
 def _of_high_rank(folder: Path, target: Path) -> None:
     write_adapter(folder, seed=3, rank=16, target=target)
 
@@ -222,6 +226,7 @@ def _without_weights(folder: Path, target: Path) -> None:
 MISFITS: dict[str, tuple[Any, str]] = {
     "another width": (_narrow, "layers.0.self_attn.q_proj takes 64 numbers and makes 128, the target's 128 and 128"),
     "fewer values": (_of_fewer_values, "layers.0.self_attn.v_proj takes 128 numbers and makes 64"),
+    "NaN": (_with_nan, "its model.layers.1.self_attn.q_proj has lora_A with NaN"),
     "a higher rank": (_of_high_rank, "has rank 16, and engine.lora.maxRank is 8"),
     "other modules": (_with_other_modules, "wqkv"),
     "half a file": (_cut_short, ""),

@@ -245,11 +245,15 @@ def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor
 def test_unloadable_drafters_leave_the_others(tmp_path: Path) -> None:
     """Bugs: the target handed out what the broken head reads, as vLLM's config names that one; drafters whose
     checkpoints lack weights proposed with what lay in memory, and one without its token map with wrong tokens; one
-    whose map names no token of the target's raised an IndexError, and would end an engine on a GPU; one whose config
-    names fewer layers than it was made for was said to have an invalid shape."""
+    without its last norm proposed with ones in its place; one with NaN was said to lack weights, and one with infinity
+    was loaded; one whose map names no token of the target's raised an IndexError, and would end an engine on a GPU; one
+    whose config names fewer layers than it was made for was said to have an invalid shape."""
 
     def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
         return lambda weights: weights.pop(name)
+
+    def with_number(number: float) -> Callable[[dict[str, torch.Tensor]], object]:
+        return lambda weights: weights["fc.weight"][1].fill_(number)
 
     def beyond(weights: dict[str, torch.Tensor]) -> None:
         weights["d2t"][7] = 49152
@@ -261,9 +265,13 @@ def test_unloadable_drafters_leave_the_others(tmp_path: Path) -> None:
         "keys": ("midlayer.self_attn.k_proj.weight", "lacks weights of model.layers.0.self_attn.qkv_proj.weight"),
         "map": ("d2t", "lacks weights of draft_id_to_target_id"),
         "output": ("lm_head.weight", "lacks weights of lm_head.weight"),
+        "norm": ("norm.weight", "lacks weights of model.norm.weight"),
     }
+    numbers = {"nan": torch.nan, "infinity": -torch.inf}
     heads = [eagle(changed(EAGLE_HEAD, tmp_path / name, without(gone)), name) for name, (gone, _) in lacking.items()]
     heads.append(eagle(changed(EAGLE_HEAD, tmp_path / "beyond", beyond), "beyond"))
+    for name, number in numbers.items():
+        heads.append(eagle(changed(EAGLE_HEAD, tmp_path / name, with_number(number)), name))
     one_layer = changed(EAGLE_HEAD, tmp_path / "layers", lambda _weights: None)
     config = json.loads((one_layer / "config.json").read_text())
     (one_layer / "config.json").write_text(json.dumps({**config, "eagle_aux_hidden_state_layer_ids": [1]}))
@@ -272,7 +280,9 @@ def test_unloadable_drafters_leave_the_others(tmp_path: Path) -> None:
     heads.append(draft_model(changed(POOR_DRAFT, tmp_path / "queries", queries), "queries"))
     other = eagle(head_reading(OTHER_LAYERS, tmp_path / "other"), "other")
     with ordered([eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT), other, *heads]) as engine:
-        assert set(engine.failures) == {"broken", "beyond", "layers", "queries", *lacking}
+        assert set(engine.failures) == {"broken", "beyond", "layers", "queries", *lacking, *numbers}
+        assert "its model.fc.weight has NaN" in engine.failures["nan"]
+        assert "its model.fc.weight has infinite numbers" in engine.failures["infinity"]
         assert "cannot be started" in engine.failures["broken"]
         for name, (_, reason) in lacking.items():
             assert reason in engine.failures[name]

@@ -13,9 +13,11 @@ from outrider_runtime.model_config import CONFIG_FILE, Config, UnreadableConfigE
 
 TOKENIZER_FILE = "tokenizer.json"
 Count = Annotated[int, Field(gt=0)]
+MTP_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+"""Fields that count MTP modules, in the order in which they are read."""
 TARGET_FIELDS = frozenset((
     "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings",
-    "num_nextn_predict_layers", "mtp_num_hidden_layers", "text_config",
+    "model_type", *MTP_FIELDS, "mtp_config", "text_config",
 ))  # fmt: skip
 """The fields of a target's config.json that are read."""
 STATE_LAYERS = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"))
@@ -50,6 +52,7 @@ class ModelConfig(_ConfigFile):
     """The fields that are read of a draft's config, and of its target's."""
 
     architectures: list[str] | None = None
+    model_type: Any = None
     speculators_model_type: str | None = None
     vocab_size: Count | None = None
     hidden_size: Count | None = None
@@ -78,6 +81,8 @@ class ModelConfig(_ConfigFile):
     num_target_layers: int | None = None
     num_nextn_predict_layers: int | None = None
     mtp_num_hidden_layers: int | None = None
+    num_mtp_modules: int | None = None
+    mtp_config: Any = None
     text_config: dict[str, Any] | None = None
     """Sizes of a multimodal model's language part."""
     transformer_layer_config: dict[str, Any] | None = None
@@ -128,12 +133,13 @@ class ModelConfig(_ConfigFile):
         return next((field for field in STATE_FIELDS if getattr(self, field) is not None), "")
 
     @property
-    def mtp_layers(self) -> int:
-        """Number of multi-token prediction modules in a target's checkpoint, according to its config."""
-        own = self.mtp_num_hidden_layers, self.num_nextn_predict_layers
-        text = self.text_config or {}
-        nested = text.get("mtp_num_hidden_layers"), text.get("num_nextn_predict_layers")
-        return next((count for count in (*own, *nested) if isinstance(count, int) and count > 0), 0)
+    def mtp_layers(self) -> int | None:
+        """Number of multi-token prediction modules in a target's checkpoint; None if its config does not say."""
+        sections = (self.mtp_config, self.text_config)
+        named = [getattr(self, field) for field in MTP_FIELDS]
+        named += [section.get(field) for section in sections if isinstance(section, dict) for field in MTP_FIELDS]
+        counts = [count for count in named if isinstance(count, int)]
+        return max(counts) if counts else None
 
     @property
     def drafts_in_parallel(self) -> str:

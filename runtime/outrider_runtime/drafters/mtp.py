@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from outrider_crds.spec import Backend
 
-from outrider_runtime.drafters.draft_configs import ModelPair
+from outrider_runtime.drafters.draft_configs import MTP_FIELDS, ModelPair
 from outrider_runtime.drafters.method import Method
+
+ONE_UNSAID = frozenset((
+    "dots3_note", "exaone4_5", "exaone_moe", "hy_v4", "longcat_flash", "minimax_m3_vl", "qwen3_next",
+))  # fmt: skip
+"""Model types for which vLLM loads one MTP module if the config does not count them."""
+FIRST_ONLY = frozenset(("mimo_v2", "mimo_v2_flash", "mimo_v2_omni"))
+"""Model types of which vLLM loads the first MTP module, however many there are."""
 
 
 def obstacle(models: ModelPair) -> str:
-    layers, names = models.target.mtp_layers, models.target.names
+    names, kind, layers = models.target.names, models.target.model_type, models.target.mtp_layers
+    if kind in FIRST_ONLY or (kind in ONE_UNSAID and layers is None):
+        return ""
     if not layers:
         return (
-            f"the target ({names}) has no MTP layers: its config names none (num_nextn_predict_layers, "
-            "mtp_num_hidden_layers); use another method for it"
+            f"the target ({names}) has no MTP layers: its config names none ({', '.join(MTP_FIELDS)}); use another "
+            "method for it"
         )
     if layers > 1:
         return f"the target ({names}) has {layers} MTP modules, and one alone is served: use another method for it"

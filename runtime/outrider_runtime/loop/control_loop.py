@@ -83,6 +83,8 @@ class ControlLoop:
         self.failures = 0
         """Number of exceptions in decisions, and in the bookkeeping of steps and requests."""
         self._last_failure = ""
+        self.broken_answers = 0
+        """Requests that ended since the engine computed NaN or infinity for them."""
         self.running = 0
         """Requests that the engine runs; the stepper updates it."""
         self.request_names: Sequence[str] = ()

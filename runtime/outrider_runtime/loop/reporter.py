@@ -176,6 +176,7 @@ class Reporter(threading.Thread):
             draft_length_steps=tally.lengths.tolist(),
             dropped_steps=tally.dropped_steps,
             loop_failures=self._loop.failures,
+            broken_answers=self._loop.broken_answers,
             decision_s=seen.decision_s,
             caught_up_tokens=self._loop.caught_up_tokens,
             catch_up_s=self._loop.catch_up_s,

@@ -1,15 +1,24 @@
-"""Refuses a LoRA adapter that was trained for another model (worker process).
+"""Refuses a LoRA adapter that cannot give its own answers (worker process).
 
-vLLM copies an adapter's weights into the corner of larger tensors, and leaves out modules that the model does not have.
-So an adapter for a smaller model, or one with more layers, would be served without an error.
+vLLM copies an adapter's weights into the corner of larger tensors, and leaves out modules that the model does not have
+and embeddings. So an adapter for another model would be served without an error, and often as the bare target. Weights
+that are not finite are worse: the KV that they make spoils later requests, whatever these ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from safetensors import safe_open
+from vllm.lora.utils import is_base_embedding_weights
 from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
+
+from outrider_runtime.vllm_plugin.finite_weights import not_finite
+
+SAFETENSORS_FILE = "adapter_model.safetensors"
 
 
 class ModuleSize(NamedTuple):
@@ -24,12 +33,70 @@ def check_each(manager: Any) -> None:
 
     def checked(request: Any) -> Any:
         adapter = load(request)
-        problem = next(misfits(adapter, target), "")
+        problem = next(defects(adapter), "") or next(trained_embeddings(Path(request.lora_path), target.model), "")
         if problem:
-            raise ValueError(f"it does not fit the target: {problem}")
+            raise ValueError(problem)
+        misfit = next(misfits(adapter, target), "")
+        if misfit:
+            raise ValueError(f"it does not fit the target: {misfit}")
         return adapter
 
     manager._load_adapter = checked
+
+
+def defects(adapter: Any) -> Iterator[str]:
+    """Yield a sentence for each module whose weights are wrong for any target. adapter: vLLM's LoRAModel."""
+    for name, weights in sorted(adapter.loras.items()):
+        if ".experts" in name:  # fused in one of several layouts, which vLLM compares itself
+            yield from _broken(name, "weights", *_tensors(weights.lora_a), *_tensors(weights.lora_b))
+            continue
+        lacking = [part for part, tensor in (("A", weights.lora_a), ("B", weights.lora_b)) if tensor is None]
+        if lacking:
+            yield f"its {name} has no lora_{lacking[0]}: save it again, whole"
+            continue
+        ranks = {weights.lora_a.shape[0], weights.lora_b.shape[1]}
+        if ranks != {weights.rank}:
+            has = " and ".join(map(str, sorted(ranks)))
+            yield f"its {name} has weights of rank {has}, and adapter_config.json says {weights.rank}"
+        yield from _broken(name, "lora_A", weights.lora_a)
+        yield from _broken(name, "lora_B", weights.lora_b * weights.scaling)
+
+
+def _broken(name: str, what: str, *tensors: torch.Tensor) -> Iterator[str]:
+    found = next(filter(None, map(not_finite, tensors)), "")
+    if found:
+        yield f"its {name} has {what} with {found}: train or save it again"
+
+
+def _tensors(weights: Any) -> list[torch.Tensor]:
+    parts = weights if isinstance(weights, list) else [weights]
+    return [part for part in parts if part is not None]
+
+
+def trained_embeddings(folder: Path, model: Any) -> Iterator[str]:
+    """Yield a sentence for each embedding of the adapter that is not the target's own: vLLM does not load it."""
+    file = folder / SAFETENSORS_FILE
+    if not file.is_file():
+        return
+    with safe_open(file, framework="pt") as weights:
+        for name in filter(is_base_embedding_weights, weights.keys()):
+            layer = _embedding_of(model, name.split(".")[-3])
+            if layer is None or not _is_same(weights.get_tensor(name), layer):
+                yield f"its {name} was trained, and the engine serves no embeddings of adapters: train it without"
+
+
+def _embedding_of(model: Any, ending: str) -> Any:
+    """Return the target's layer whose name ends like that, without vLLM's wrapper for adapters."""
+    found = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == ending]
+    return getattr(found[0], "base_layer", found[0]) if found else None
+
+
+def _is_same(saved: torch.Tensor, layer: Any) -> bool:
+    """Return whether an embedding is the target's, in the rows that this rank has."""
+    rows = layer.shard_indices
+    own = layer.weight[: rows.num_org_elements]
+    saved = saved[rows.org_vocab_start_index : rows.org_vocab_end_index]
+    return own.shape == saved.shape and bool((own.cpu() == saved.to(own.dtype)).all())
 
 
 def misfits(adapter: Any, target: Any) -> Iterator[str]:
@@ -41,8 +108,9 @@ def misfits(adapter: Any, target: Any) -> Iterator[str]:
         if ".experts" in name:  # fused in one of several layouts, which vLLM compares itself
             continue
         if name not in names:
-            if target.lora_config.target_modules is None:
-                yield f"it changes {name}, which the target does not have"
+            limited = target.lora_config.target_modules is not None
+            chosen = "the target does not have, or --lora-target-modules in engine.extraArgs leaves out"
+            yield f"it changes {name}, which {chosen if limited else 'the target does not have'}"
             continue
         size, own = sizes.get(name), ModuleSize(weights.lora_a.shape[1], weights.lora_b.shape[0])
         if size is not None and size != own:

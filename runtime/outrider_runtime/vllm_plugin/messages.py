@@ -145,6 +145,8 @@ class StepReport:
     """vLLM's DraftTokenIds; None in asynchronous scheduling, which leaves proposals on the device."""
     verified: Numbers | None = None
     """(requests,): placeholders of each request that the target scored; None: all that were scheduled."""
+    broken: list[str] = field(default_factory=list)
+    """Requests whose hidden state is not finite."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:

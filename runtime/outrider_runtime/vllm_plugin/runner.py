@@ -35,6 +35,7 @@ from outrider_runtime.vllm_plugin.device_ranking import DeviceRanking, Verified,
 from outrider_runtime.vllm_plugin.draft_model_member import DraftModelMember
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+from outrider_runtime.vllm_plugin.finite_weights import broken_requests, refuse_broken_target, state_sums
 from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits, capture_every_length, verification
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure, note_failure_elsewhere
@@ -77,6 +78,8 @@ class PoolRunner(RunnerWithAdapters):
         """
         with mock.patch.object(model_runner, "set_eagle3_aux_hidden_state_layers", self._expose_hidden_states):
             super().load_model(*args, **kwargs)
+        if self.vllm_config.load_config.load_format != "dummy":
+            refuse_broken_target(self.model)
 
     def _expose_hidden_states(self, target_model: Any, _speculative_config: Any) -> None:
         self.use_aux_hidden_state_outputs = self.speculator.expose_hidden_states(target_model)
@@ -148,6 +151,8 @@ class PoolRunner(RunnerWithAdapters):
         return batch
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if scheduler_output.new_block_ids_to_zero and self.kv_block_zeroer is None:
+            self._init_kv_zero_meta()  # vLLM makes it for some targets only
         order = attached_order(scheduler_output)
         names = list(scheduler_output.num_scheduled_tokens)
         self._step = None if order is None else DraftingStep(order, names, self._clock, self._agree)
@@ -158,8 +163,9 @@ class PoolRunner(RunnerWithAdapters):
         self._began = self._clock.mark()
         return super().execute_model(scheduler_output, *args, **kwargs)
 
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        sampled = super().sample(*args, **kwargs)
+    def sample(self, hidden_states: torch.Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._state_sums = input_batch.req_ids, self._clock.to_host(state_sums(hidden_states, input_batch))
+        sampled = super().sample(hidden_states, input_batch, *args, **kwargs)
         self._sampled = self._clock.mark()
         return sampled
 
@@ -170,14 +176,18 @@ class PoolRunner(RunnerWithAdapters):
         if self.speculator is not None and self._reports:
             self._drafting.append(self._step)
         verified = None if self._ranking is None else self._ranking.verified
-        return ReportedOutput(output, partial(self._report, self._step, self._began, self._sampled, verified))
+        report = partial(self._report, self._step, self._began, self._sampled, verified, *self._state_sums)
+        return ReportedOutput(output, report)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return proposals only in asynchronous scheduling; otherwise they travel with the step's output."""
         return super().take_draft_token_ids() if self._asynchronous else None
 
-    def _report(self, step: DraftingStep, began: Any, sampled: Any, verified: Verified | None) -> StepReport:
-        report = StepReport(self._clock.seconds(began, sampled))
+    def _report(
+        self, step: DraftingStep, began: Any, sampled: Any, verified: Verified | None, names: Sequence[str],
+        sums: torch.Tensor,
+    ) -> StepReport:  # fmt: skip
+        report = StepReport(self._clock.seconds(began, sampled), broken=broken_requests(names, sums))
         report.verified = None if verified is None else verified.by_column()
         if step in self._drafting and not self._asynchronous and step.order.draft_tokens:
             report.proposals = self._real_proposals(step)

@@ -44,6 +44,8 @@ from outrider_runtime.loop.steps import ChainCounts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu, draft_room
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint
+from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers
+from outrider_runtime.vllm_plugin.cause import note_cause
 from outrider_runtime.vllm_plugin.draft_blocks import DraftBlocks
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.messages import (
@@ -102,6 +104,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 if drafter.block is not None
             },
         )  # fmt: skip
+        self._broken = BrokenAnswers(self)
         self._scheduled_at = time.monotonic()
         self._planned: list[str] = []
         """Requests that the last verification plan is for."""
@@ -143,9 +146,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         running = list(self.running)
         self._verify_plan = plan = self._plan_verify(running)
         self._planned = [request.request_id for request in running]
+        stale_pages = self._broken.free_pages()
         if plan.token_budget is None and plan.admit is None:
-            return super().schedule(throttle_prefills)
-        return self._schedule_within(plan, throttle_prefills)
+            output = super().schedule(throttle_prefills)
+        else:
+            output = self._schedule_within(plan, throttle_prefills)
+        self._broken.zero(stale_pages, output)
+        return output
 
     def _plan_verify(self, running: list[Request]) -> VerifyPlan:
         # The lock keeps the SLO classes unchanged during a decision.
@@ -239,6 +246,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             verified = verified_counts(scheduler_output, report)
             scored, trimmed = scored_counts(scheduler_output, verified), trimmed_counts(scheduler_output, verified)
             counts = ChainCounts(sampled_counts(model_runner_output, scored), scored, trimmed)
+        if report is not None:
+            with note_cause():  # the server reads it as soon as the engine core ends
+                self._broken.end(report.broken, model_runner_output, len(scheduler_output.num_scheduled_tokens))
+            self.outrider.broken_answers = self._broken.count
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         output_at = time.monotonic()
         with self._guard() as stepper:

@@ -1,4 +1,4 @@
-"""Refuses a drafter whose checkpoint lacks weights: vLLM would silently leave them uninitialised."""
+"""Refuses a drafter whose checkpoint lacks weights, which vLLM would leave uninitialised, or has some not finite."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader import base_loader
 
+from outrider_runtime.vllm_plugin.finite_weights import refuse_not_finite
+
 NOTHING: dict[str, str] = {}
 FROM_TARGET = {"embed_tokens": "has_own_embed_tokens", "lm_head": "has_own_lm_head"}
 """Weights that a head may share with its target, with vLLM's attribute of a head that has its own."""
@@ -19,6 +21,13 @@ TOKEN_MAP = "draft_id_to_target_id"
 PLACEHOLDERS = (".q_zero_point", ".k_zero_point", ".v_zero_point")
 """vLLM makes them for attention of compressed-tensors models, and never reads them."""
 NO_OFFSET = torch.iinfo(torch.int64).min
+MARKS = {
+    torch.float32: (torch.int32, 0x7FD5A5A5),
+    torch.float16: (torch.int16, 0x7EA5),
+    torch.bfloat16: (torch.int16, 0x7FD5),
+    torch.int64: (torch.int64, NO_OFFSET),
+}
+"""Integer type and bits that mark a number as not loaded, by format: NaNs that no calculation makes."""
 
 
 @contextmanager
@@ -36,13 +45,16 @@ def whole_weights(load_format: str, shared: Mapping[str, str] = NOTHING) -> Iter
     def made(*arguments: Any, **keywords: Any) -> Any:
         model = make(*arguments, **keywords)
         for weight in _to_be_loaded(model, shared).values():
-            weight.data.fill_(torch.nan if weight.is_floating_point() else NO_OFFSET)
+            kind, bits = MARKS[weight.dtype]
+            weight.data.view(kind).fill_(bits)
         return model
 
     def processed(model: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        missing = [name for name, weight in _to_be_loaded(model, shared).items() if _is_missing(weight)]
+        weights = _to_be_loaded(model, shared)
+        missing = [name for name, weight in weights.items() if _is_missing(weight)]
         if missing:
             raise ValueError(f"its checkpoint lacks weights of {', '.join(missing)}; save or download it again, whole")
+        refuse_not_finite(weights)
         process(model, *arguments, **keywords)
 
     with mock.patch.multiple(base_loader, initialize_model=made, process_weights_after_loading=processed):
@@ -50,14 +62,15 @@ def whole_weights(load_format: str, shared: Mapping[str, str] = NOTHING) -> Iter
 
 
 def _is_missing(weight: torch.Tensor) -> bool:
-    return bool((weight.isnan() if weight.is_floating_point() else weight == NO_OFFSET).any())
+    kind, bits = MARKS[weight.dtype]
+    return bool((weight.data.view(kind) == bits).any())
 
 
 def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.Parameter]:
     """Return the weights that a checkpoint must have.
 
-    It may lack weights shared with the target, scalars (scales), weights that are all 1 (initial values of norms), and
-    `PLACEHOLDERS`.
+    It may lack weights shared with the target, scalars (scales), weights other than norms that are all 1 at the start,
+    and `PLACEHOLDERS`.
     """
     has_map = getattr(model, TOKEN_MAP, None) is not None  # its output layer is smaller than the target's, too
     taken = [name for name, brings_own in shared.items() if not getattr(model, brings_own, False)]
@@ -65,12 +78,12 @@ def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.P
     return {
         name: weight
         for name, weight in model.named_parameters()
-        if weight.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+        if weight.dtype in MARKS
         and weight.dim()
         and not weight.is_meta
         and not name.endswith(PLACEHOLDERS)
         and not any(part in name for part in taken)
-        and not bool((weight == 1).all())
+        and ("norm" in name or not bool((weight == 1).all()))
     }
 
 

@@ -333,6 +333,11 @@ def test_block_draft_for_another_target_is_refused_with_field(folder: Any, updat
         ({"num_nextn_predict_layers": 1}, ""),
         ({"mtp_num_hidden_layers": 1}, ""),
         ({"text_config": {"mtp_num_hidden_layers": 1}}, ""),
+        ({"mtp_config": {"num_nextn_predict_layers": 1}}, ""),
+        ({"num_mtp_modules": 1}, ""),
+        *(({"model_type": kind}, "") for kind in ("longcat_flash", "qwen3_next", "hy_v4", "dots3_note")),
+        ({"model_type": "mimo_v2_flash", "num_nextn_predict_layers": 3}, ""),
+        ({"model_type": "qwen3_next", "num_nextn_predict_layers": 0}, "has no MTP layers"),
     ],
     ids=str,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,10 @@ class _Reports:
         return self.pods > 0 and self.loaded == self.pods
 
 
-def adapters_loaded(spec: SpeculativeServiceSpec, states: Mapping[str, RuntimeState]) -> Verdict:
-    """Condition AdaptersLoaded. states: name of a ready pod -> its last report."""
+def adapters_loaded(
+    spec: SpeculativeServiceSpec, states: Mapping[str, RuntimeState], ready: Iterable[str]
+) -> Verdict:  # fmt: skip
+    """Condition AdaptersLoaded. states: name of a ready pod -> its last report. ready: names of ready pods."""
     if not spec.adapters:
         return unknown(ConditionReason.NO_ADAPTERS, "spec.adapters is empty.")
     if not states:
@@ -47,6 +49,8 @@ def adapters_loaded(spec: SpeculativeServiceSpec, states: Mapping[str, RuntimeSt
         return false(ConditionReason.NOT_LOADED, _said(problems))
     if missing := [report.name for report in reports if not report.is_loaded]:
         return unknown(ConditionReason.LOADING, f"Pods are loading {_some(missing)}.")
+    if silent := [name for name in ready if name not in states]:
+        return unknown(ConditionReason.LOADING, f"Pods have not reported yet: {_some(silent)}.")
     return true(ConditionReason.ALL_LOADED, f"Every ready pod serves {_some([report.name for report in reports])}.")
 
 

@@ -24,6 +24,7 @@ from outrider_operator.decide.figures import status_figures
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.demand import demand
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.validation.reading import name_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def verdicts(inputs: StatusInputs, unschedulable_s: float) -> Verdicts:
         ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
         ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
         ConditionType.INFERENCE_POOL_READY: inputs.pool,
-        ConditionType.ADAPTERS_LOADED: adapters_loaded(spec, behaviour.states),
+        ConditionType.ADAPTERS_LOADED: adapters_loaded(spec, behaviour.states, map(name_of, pods.ready)),
         ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, inputs.profiles),
     }
     return with_kstatus(own)

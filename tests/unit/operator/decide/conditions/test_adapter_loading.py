@@ -63,6 +63,16 @@ def test_an_adapter_that_no_pod_reports_is_being_loaded() -> None:
     assert verdict(world)[:2] == ("Unknown", "Loading")
 
 
+def test_adapters_are_not_all_loaded_while_a_ready_pod_is_silent() -> None:
+    """Bug: one pod of two that never reported was one of "every ready pod"."""
+    world = World(manifest(replicas=2, engine={"lora": LORA}, adapters=[adapter("support")]))
+    world.serve()
+    world.report_states(adapters=[AdapterState(name="support", loaded=True)])
+    silent = next(iter(world.states))
+    del world.states[silent]
+    assert verdict(world) == ("Unknown", "Loading", f"Pods have not reported yet: {silent}.")
+
+
 def test_a_service_without_adapters_has_no_verdict() -> None:
     world = World(manifest())
     world.serve()

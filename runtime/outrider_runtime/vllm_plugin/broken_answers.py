@@ -1,0 +1,84 @@
+"""Ends requests whose hidden states are not finite (engine core process).
+
+Such a state makes every logit NaN, and vLLM goes on to answer token 0. Its KV is NaN, too, and the pages would spoil
+the next requests that get them: an attention kernel that multiplies stale values by 0 reads NaN. So the request ends
+with an error, its pages leave the prefix cache, and they are zeroed before they are used again. If every request is
+like that, the pod itself is at fault: the engine ends, and the pod is restarted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MOST_IN_A_ROW = 3
+"""Broken requests without a finite one in between that end the engine. One may be an accident; a restart that was not
+needed costs minutes."""
+
+
+class BrokenPodError(RuntimeError):
+    """Nothing that the engine computes is a number."""
+
+
+class BrokenRow:
+    """The broken requests since the engine last computed something finite."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, str | None] = {}
+
+    def observe(self, broken: Mapping[str, str | None], requests: int) -> None:
+        """Note a step. broken: adapter of each broken request, None: the target. requests: all of the step.
+
+        Raises BrokenPodError if the pod is at fault. A row of one adapter's requests is that adapter's fault.
+        """
+        if len(broken) < requests:
+            self._adapters = {}
+            return
+        self._adapters |= broken
+        adapters = set(self._adapters.values())
+        if len(self._adapters) >= MOST_IN_A_ROW and (None in adapters or len(adapters) > 1):
+            raise BrokenPodError(
+                f"the last {len(self._adapters)} requests had no finite hidden state (NaN or infinity), and no other "
+                "request had one: the target's weights or the device may be faulty"
+            )
+
+
+class BrokenAnswers:
+    """Ends broken requests in vLLM's scheduler, and cleans their pages."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._row = BrokenRow()
+        self._pages: set[int] = set()
+        """Pages to be zeroed once no request has them."""
+        self.count = 0
+
+    def end(self, broken: Sequence[str], output: Any, requests: int) -> None:
+        """End the broken requests of a step. Call it before vLLM's scheduler reads the step's output.
+
+        output: vLLM's ModelRunnerOutput. requests: all of the step. Raises BrokenPodError, see `BrokenRow`.
+        """
+        scheduler = self._scheduler
+        running = {name: scheduler.requests[name] for name in broken if name in scheduler.requests}
+        for name in running:
+            pages = {page for group in scheduler.kv_cache_manager.get_block_ids(name) for page in group}
+            pages.discard(scheduler.kv_cache_manager.block_pool.null_block.block_id)
+            scheduler.kv_cache_manager.evict_blocks(pages)
+            self._pages |= pages
+            if output.sampled_token_ids:
+                output.sampled_token_ids[output.req_id_to_index[name]] = []
+        self.count += len(running)
+        scheduler.grammar_compile_error_reqs.update(running)  # vLLM ends these with an error
+        adapters = {name: request.lora_request and request.lora_request.lora_name for name, request in running.items()}
+        self._row.observe(adapters, requests - len(broken) + len(running))
+
+    def free_pages(self) -> list[int]:
+        """Return the pages to zero in the next step; ask before that is scheduled."""
+        blocks = self._scheduler.kv_cache_manager.block_pool.blocks
+        return [page for page in self._pages if not blocks[page].ref_cnt]
+
+    def zero(self, pages: Sequence[int], scheduler_output: Any) -> None:
+        """Have the worker zero `pages` before the step's forward pass. A step without tokens leaves them for later."""
+        if pages and scheduler_output.total_num_scheduled_tokens:
+            scheduler_output.new_block_ids_to_zero = [*(scheduler_output.new_block_ids_to_zero or ()), *pages]
+            self._pages.difference_update(pages)

@@ -1,0 +1,85 @@
+"""Requests for which the engine computed NaN: each ends with an error, its pages are cleaned, and a sick pod ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers, BrokenPodError, BrokenRow
+
+PAGES = {"sick": ([0, 3, 4],), "well": ([0, 5],)}
+
+
+class FakeScheduler:
+    """The parts of vLLM's scheduler that hold requests and pages; page 0 is vLLM's null page."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {name: SimpleNamespace(lora_request=None) for name in PAGES}
+        self.evicted: set[int] = set()
+        self.grammar_compile_error_reqs: set[str] = set()
+        self.blocks = [SimpleNamespace(block_id=number, ref_cnt=1) for number in range(6)]
+        pool = SimpleNamespace(blocks=self.blocks, null_block=self.blocks[0])
+        self.kv_cache_manager = SimpleNamespace(
+            block_pool=pool, get_block_ids=PAGES.__getitem__, evict_blocks=self.evicted.update
+        )
+
+
+def output() -> Any:
+    return SimpleNamespace(sampled_token_ids=[[0], [7]], req_id_to_index={"sick": 0, "well": 1})
+
+
+def step(tokens: int = 8) -> Any:
+    return SimpleNamespace(total_num_scheduled_tokens=tokens, new_block_ids_to_zero=None)
+
+
+def test_broken_request_ends_with_an_error_and_no_token() -> None:
+    """Bug: a request whose logits were NaN was answered with token 0, as a success."""
+    scheduler, sampled = FakeScheduler(), output()
+    answers = BrokenAnswers(scheduler)
+    answers.end(["sick", "gone"], sampled, 3)
+    assert scheduler.grammar_compile_error_reqs == {"sick"}
+    assert sampled.sampled_token_ids == [[], [7]]
+    assert answers.count == 1
+
+
+def test_pages_of_a_broken_request_are_zeroed_once_they_are_free() -> None:
+    """Bug: NaN stayed in pages that later requests got. A page that another request has is zeroed when it is free."""
+    scheduler = FakeScheduler()
+    answers = BrokenAnswers(scheduler)
+    answers.end(["sick"], output(), 2)
+    assert scheduler.evicted == {3, 4}
+    assert answers.free_pages() == []
+    scheduler.blocks[3].ref_cnt = 0
+    idle = step(tokens=0)
+    answers.zero(answers.free_pages(), idle)
+    assert idle.new_block_ids_to_zero is None
+    busy = step()
+    answers.zero(answers.free_pages(), busy)
+    assert busy.new_block_ids_to_zero == [3]
+    scheduler.blocks[4].ref_cnt = 0
+    assert answers.free_pages() == [4]
+
+
+def test_pod_ends_when_no_request_is_finite() -> None:
+    row = BrokenRow()
+    row.observe({"a": None}, 1)
+    row.observe({"a": None, "b": None}, 2)  # the same request again counts once
+    with pytest.raises(BrokenPodError, match="last 3 requests had no finite hidden state"):
+        row.observe({"c": None}, 1)
+
+
+def test_pod_goes_on_while_other_requests_are_finite() -> None:
+    row = BrokenRow()
+    for name in "abcdef":
+        row.observe({name: None}, 1)
+        row.observe({name: None}, 2)
+
+
+def test_pod_goes_on_when_one_adapter_is_at_fault() -> None:
+    """A restart would load the same adapter again, and take the others out of service meanwhile."""
+    row = BrokenRow()
+    for name in "abcdef":
+        row.observe({name: "bad"}, 1)
+    with pytest.raises(BrokenPodError):
+        row.observe({"g": "other"}, 1)
