@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from outrider_crds.spec import Backend
 
-from outrider_runtime.drafters.draft_configs import ModelPair, other_vocabulary, other_width, too_many_tokens
+from outrider_runtime.drafters.draft_configs import (
+    ModelPair,
+    other_vocabulary,
+    other_width,
+    too_few_positions,
+    too_many_tokens,
+    unserved,
+)
 from outrider_runtime.drafters.method import Method
 
 SERVED_KINDS = ("DFlash", "DFlash2", "DSpark")
@@ -29,10 +36,13 @@ def obstacle(models: ModelPair) -> str:
     kind = models.draft.block_kind
     if kind not in SERVED_KINDS:
         served = ", ".join(SERVED_KINDS)
-        return f"the model is no block drafter that is served ({served}): its config names {models.draft.names}"
+        no_block = f"the model is no block drafter that is served ({served}): its config names {models.draft.names}"
+        return unserved(models) or no_block
     return (
         _other_form(models)
-        or _without_mask(models)
+        or _other_mask(models)
+        or _other_block(models)
+        or too_few_positions(models.draft.max_position_embeddings, models.longest)
         or other_vocabulary(models)
         or too_many_tokens(models)
         or other_width(models, f"{kind} draft")
@@ -53,12 +63,29 @@ def _other_form(models: ModelPair) -> str:
     return f"the draft's markov_head_type is {markov}, and vanilla alone is served: use another draft"
 
 
-def _without_mask(models: ModelPair) -> str:
+def _other_mask(models: ModelPair) -> str:
+    """Refuse a draft whose block has no token for open places, or one that its embedding lacks.
+
+    A GPU reads behind the embedding then, which ends the engine.
+    """
+    draft, tokens = models.draft, models.target.vocab_size
+    nested = None if draft.dflash_config is None else draft.dflash_config.mask_token_id
+    masks = [mask for mask in (nested, draft.mask_token_id, draft.dspark_noise_token_id) if mask is not None]
+    if not masks:
+        return "the draft's config has no mask_token_id: save or download it again, whole"
+    beyond = [mask for mask in masks if mask < 0 or (tokens is not None and mask >= tokens)]
+    return f"the draft's mask_token_id is {beyond[0]}, and the target has {tokens} tokens" if beyond else ""
+
+
+def _other_block(models: ModelPair) -> str:
+    """Refuse sizes with which the draft proposes nothing."""
     draft = models.draft
-    nested = draft.dflash_config and draft.dflash_config.mask_token_id
-    if any(token is not None for token in (nested, draft.mask_token_id, draft.dspark_noise_token_id)):
-        return ""
-    return "the draft's config has no mask_token_id: save or download it again, whole"
+    candidates = None if draft.dflash_config is None else draft.dflash_config.selector_top_k
+    if draft.block_tokens is not None and draft.block_tokens < 1:
+        return "the draft's block_size leaves no token to propose: save or download it again, whole"
+    if candidates is not None and candidates < 1:
+        return f"the draft's selector_top_k is {candidates}, and must be above 0: save or download it again, whole"
+    return ""
 
 
 def _other_depth(models: ModelPair) -> str:

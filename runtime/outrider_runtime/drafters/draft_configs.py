@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from outrider_runtime.model_config import CONFIG_FILE, Config, UnreadableConfigError
 
 TOKENIZER_FILE = "tokenizer.json"
+_NOT_EAGLE_1 = frozenset(("d2t", "t2d", "hidden_norm.weight", "norm.weight"))
+"""Tensors of EAGLE-3 heads and block drafts; an EAGLE-1 head has no norm of its own."""
 Count = Annotated[int, Field(gt=0)]
 MTP_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 """Fields that count MTP modules, in the order in which they are read."""
@@ -46,6 +49,7 @@ class DFlashConfig(_ConfigFile):
     target_layer_ids: list[int] | None = None
     block_size: int | None = None
     projector_type: str | None = None
+    selector_top_k: int | None = None
 
 
 class ModelConfig(_ConfigFile):
@@ -65,6 +69,7 @@ class ModelConfig(_ConfigFile):
     medusa_num_heads: Count | None = None
     pard_token: int | None = None
     ptd_token_id: int | None = None
+    parallel_drafting: Any = None
     dflash_config: DFlashConfig | None = None
     mask_token_id: int | None = None
     dspark_noise_token_id: int | None = None
@@ -100,6 +105,17 @@ class ModelConfig(_ConfigFile):
         """
         names = " ".join([*(self.architectures or []), self.speculators_model_type or ""])
         return "eagle" in names.lower() or self.draft_vocab_size is not None
+
+    @property
+    def unserved_kind(self) -> str:
+        """Name of a kind of draft that no method serves; empty for other models."""
+        names = " ".join([*(self.architectures or []), self.speculators_model_type or "", str(self.model_type)]).lower()
+        if "mlpspeculator" in names or "mlp_speculator" in names:
+            return "an MLPSpeculator"
+        if "medusa" in names or self.medusa_num_heads is not None:
+            return "Medusa heads, which method Medusa of the Torch backend serves"
+        is_older = "eagle" in names and "eagle3" not in names and self.draft_vocab_size is None
+        return "an EAGLE-1 or HASS head" if is_older and not self.drafts_in_parallel else ""
 
     @property
     def block_kind(self) -> str:
@@ -147,7 +163,7 @@ class ModelConfig(_ConfigFile):
         names = " ".join([*(self.architectures or []), self.speculators_model_type or ""]).lower()
         if "peagle" in names:
             return "P-EAGLE"
-        if self.pard_token is None and self.ptd_token_id is None:
+        if self.pard_token is None and self.ptd_token_id is None and self.parallel_drafting is not True:
             return ""
         return "P-EAGLE" if "eagle" in names or self.draft_vocab_size is not None else "PARD"
 
@@ -167,6 +183,8 @@ class ModelPair:
     target_location: str
     longest: int | None
     """Most tokens of a request; None if unknown."""
+    tensors: AbstractSet[str] = frozenset()
+    """Names of the draft's tensors; empty if they are not known."""
     max_tokens: int | None = None
     """Limit of the manifest on a block drafter's proposals, in tokens; None: the length of its block."""
 
@@ -199,6 +217,32 @@ def parallel_format(models: ModelPair) -> str:
     if not name:
         return ""
     return f"the checkpoint is {name}, which drafts all tokens in parallel; vLLM's V2 runner cannot: use another draft"
+
+
+def unserved(models: ModelPair) -> str:
+    """Refuse a kind of draft that vLLM's V2 runner has no speculator for."""
+    kind = models.draft.unserved_kind or _kind_of(models.tensors)
+    return f"the checkpoint is {kind}: use an EAGLE-3 head, a block draft or a draft model" if kind else ""
+
+
+def _kind_of(tensors: AbstractSet[str]) -> str:
+    """Name the kind of a draft whose config names the family of its target; empty for other models."""
+    if "fc.weight" in tensors and not tensors & _NOT_EAGLE_1 and "layers.0.self_attn.q_proj.weight" in tensors:
+        return "an EAGLE-1 or HASS head"
+    return ""
+
+
+def too_few_positions(has: int | None, longest: int | None) -> str:
+    """Refuse a draft with fewer positions than the longest request: the engine feeds it the whole request.
+
+    has: positions of the draft. longest: most tokens of a request.
+    """
+    if has is None or longest is None or has >= longest:
+        return ""
+    return (
+        f"the draft model has {has} positions (max_position_embeddings), and a request may take {longest}: "
+        "lower engine.maxModelLen, or use another draft"
+    )
 
 
 def other_width(models: ModelPair, kind: str) -> str:

@@ -7,12 +7,19 @@ rate falls from 1.00 to 0.73 after 16 skipped steps and to 0.60 after 40. It sta
 
 from __future__ import annotations
 
-from outrider_runtime.drafters.draft_configs import ModelPair, block_drafter, other_vocabulary, parallel_format
+from outrider_runtime.drafters.draft_configs import (
+    ModelPair,
+    block_drafter,
+    other_vocabulary,
+    parallel_format,
+    too_few_positions,
+    unserved,
+)
 from outrider_runtime.drafters.method import Method
 
 
 def obstacle(models: ModelPair) -> str:
-    other_method = parallel_format(models) or block_drafter(models)
+    other_method = unserved(models) or parallel_format(models) or block_drafter(models)
     if other_method:
         return other_method
     if models.draft.is_head:
@@ -34,19 +41,6 @@ def keeps_state(evidence: str) -> str:
     return (
         f"some layers of the draft model keep a state ({evidence}), and that would hold the tokens which the target "
         "rejects: use a draft model whose layers all attend"
-    )
-
-
-def too_few_positions(has: int | None, longest: int | None) -> str:
-    """Refuse a draft with fewer positions than the longest request: the engine feeds it the whole request.
-
-    has: positions of the draft. longest: most tokens of a request.
-    """
-    if has is None or longest is None or has >= longest:
-        return ""
-    return (
-        f"the draft model has {has} positions (max_position_embeddings), and a request may take {longest}: "
-        "lower engine.maxModelLen, or use another draft"
     )
 
 

@@ -14,6 +14,7 @@ from outrider_runtime.drafters.draft_configs import (
     other_width,
     parallel_format,
     too_many_tokens,
+    unserved,
 )
 from outrider_runtime.drafters.method import Method
 
@@ -21,7 +22,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def obstacle(models: ModelPair) -> str:
-    other_method = block_drafter(models)
+    other_method = unserved(models) or block_drafter(models)
     if other_method:
         return other_method
     if not models.draft.is_head:

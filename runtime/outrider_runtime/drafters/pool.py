@@ -15,6 +15,7 @@ from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
 from outrider_runtime.bucket import bucket_folder, is_bucket
 from outrider_runtime.drafters import METHODS
+from outrider_runtime.drafters.checkpoint_files import tensor_names
 from outrider_runtime.drafters.draft_configs import ModelConfig, ModelPair, target_config, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
@@ -78,6 +79,7 @@ def _obstacle(boot: BootConfig, drafter: DrafterSpec, places: ModelPlaces) -> st
     try:
         draft = _read(neural.model, draft_mount(drafter.name), places) if neural is not None else None
         target = _read(boot.target, TARGET_MOUNT, places, target_config)
+        tensors = tensor_names(draft.location) if draft is not None else set()
     except (OSError, ValueError) as error:
         return str(error)
     longest = _longest_request(boot, target.config)
@@ -86,7 +88,7 @@ def _obstacle(boot: BootConfig, drafter: DrafterSpec, places: ModelPlaces) -> st
         return too_long
     draft = draft or target  # the target's own checkpoint holds the drafter
     most = None if drafter.block is None else drafter.block.max_tokens
-    models = ModelPair(draft.config, target.config, draft.location, target.location, longest, most)
+    models = ModelPair(draft.config, target.config, draft.location, target.location, longest, tensors, most)
     return METHODS[drafter.method].obstacle(models)
 
 

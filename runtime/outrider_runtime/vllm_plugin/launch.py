@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig
 
 from outrider_runtime.drafters.pool import HostedPool, choose_pool
+from outrider_runtime.error_text import with_type
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin.cause import CAUSE_FILE
 from outrider_runtime.vllm_plugin.environment import engine_environment
@@ -80,6 +82,13 @@ def note_failure(drafter: str, reason: str, environ: Mapping[str, str] = os.envi
     path = Path(environ[RUN_DIR_VARIABLE], FAILURES_FILE)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({drafter: reason}) + "\n")
+
+
+def start_failure(error: Exception) -> str:
+    """Return why a drafter cannot be started, in a sentence for its user."""
+    if isinstance(error, pickle.UnpicklingError):  # torch's own text advises to run the code in the file
+        return "its weights are a pickle that holds more than tensors, which is never loaded: save them as safetensors"
+    return f"it cannot be started: {with_type(error)}"
 
 
 def note_failure_elsewhere(drafter: str) -> None:

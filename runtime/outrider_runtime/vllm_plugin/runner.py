@@ -21,10 +21,10 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOu
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
-from outrider_runtime.drafters.draft_model import keeps_state, too_few_positions
+from outrider_runtime.drafters.draft_configs import too_few_positions
+from outrider_runtime.drafters.draft_model import keeps_state
 from outrider_runtime.drafters.pool import window_too_long
 from outrider_runtime.drafters.window import window_of
-from outrider_runtime.error_text import with_type
 from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin import draft_room
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
@@ -38,7 +38,13 @@ from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.finite_weights import broken_requests, refuse_broken_target, state_sums
 from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits, capture_every_length, verification
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure, note_failure_elsewhere
+from outrider_runtime.vllm_plugin.launch import (
+    LaunchPlan,
+    load_plan,
+    note_failure,
+    note_failure_elsewhere,
+    start_failure,
+)
 from outrider_runtime.vllm_plugin.memory import does_not_fit, heaviest, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.mtp_head import MTPHead
@@ -239,8 +245,11 @@ def _check_limits(drafter: DrafterSpec, config: Any) -> None:
     """
     longest = config.model_config.max_model_len
     sentence = window_too_long(drafter, longest)
+    draft = config.speculative_config.draft_model_config
+    if drafter.method is DraftMethod.BLOCK:
+        positions = getattr(draft.hf_text_config, "max_position_embeddings", None)
+        sentence = sentence or too_few_positions(positions, longest)
     if drafter.method is DraftMethod.DRAFT_MODEL:
-        draft = config.speculative_config.draft_model_config
         state = draft.architecture if draft.is_hybrid or draft.is_attention_free else ""
         sentence = sentence or keeps_state(state) or too_few_positions(draft.max_model_len, longest)
     if sentence:
@@ -300,7 +309,7 @@ def pool_speculator(
         if error is None:
             note_failure_elsewhere(name)
         else:
-            note_failure(name, f"it cannot be started: {with_type(error)}")
+            note_failure(name, start_failure(error))
 
     def note_memory(memory: dict[str, DrafterMemory], layers: dict[str, set[str]]) -> None:
         if get_tp_group().rank_in_group == 0:

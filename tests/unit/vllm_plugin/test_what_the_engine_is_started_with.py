@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_further_names_of_the_model_follow_its_own() -> None:
     place = command.index("--served-model-name")
     assert command[place + 1 : place + 4] == [boot.target.name, "gpt-4o-mini", "llama"]
     assert command[place + 4].startswith("--")
+
+
+def test_pickle_with_code_is_refused_with_a_remedy() -> None:
+    """Bug: the status showed torch's advice to run the code that the file holds."""
+    said = launch.start_failure(pickle.UnpicklingError("Weights only load failed. Re-running with weights_only=False"))
+    assert said.endswith("save them as safetensors")
+    assert "weights_only" not in said
 
 
 @pytest.mark.parametrize(("rank", "of_vllm"), [(1, 1), (2, 8), (16, 16), (20, 32), (512, 512)])
