@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.planted_models import Counting
-from tests.engine.server_process import Server
+from tests.engine.server_process import Server, boot_document, write_json
 from tests.engine.test_adapters import TARGET_NAME, Adapted, adapted  # noqa: F401 (a fixture)
 from tests.engine.test_request_kinds import write_adapter
-from tests.engine.test_server_stops import HOT, boot_document, write_json
+from tests.engine.test_server_stops import HOT
 
 pytestmark = pytest.mark.model
 

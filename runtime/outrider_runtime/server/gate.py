@@ -41,6 +41,8 @@ OPEN_PATHS = frozenset({"/v1/models", "/health", "/ping", "/version"})
 OPEN_PREFIXES = ("/v1/responses/",)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Larger than a prompt of a million tokens with all its JSON; bounds the memory that one client can take."""
+BODY_TIMEOUT_S = 300.0
+"""Time in which 64 MiB arrive at 2 Mbit/s."""
 LOGGED_CHARACTERS = 300
 """Length of what a log line says of a refused request; its message may quote the request."""
 POLICY_VIOLATION = 1008
@@ -110,7 +112,7 @@ class RequestGate:
         if scope["method"] != "POST":
             return receive  # vLLM's router answers 405
         # In a thread: a body of many megabytes takes seconds, during which other requests must be answered.
-        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, await _read_body(receive), scope, facts)
+        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, await _read_in_time(receive), scope, facts)
         return _replay(body, receive)
 
 
@@ -145,6 +147,15 @@ def _values(scope: Scope, header: bytes) -> list[str]:
 
 class _ClientLeftError(Exception):
     """The client disconnected before its request was complete."""
+
+
+async def _read_in_time(receive: Receive) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read_body(receive)
+    except TimeoutError:
+        late = f"the body was not complete after {BODY_TIMEOUT_S:.0f} s"
+        raise RequestError(late, status=HTTPStatus.REQUEST_TIMEOUT) from None
 
 
 async def _read_body(receive: Receive) -> bytes:
@@ -217,7 +228,7 @@ async def refuse(error: RequestError, send: Send) -> None:
     """Answer the request with the document of `error`."""
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     await send({"type": "http.response.start", "status": error.status.value, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,7 +1,8 @@
-"""ASGI middleware behind the gate: answers 400 to a JSON schema that the engine's grammar compiler refuses.
+"""ASGI middleware behind the gate: answers 400 to a JSON schema that the engine cannot follow.
 
 vLLM checks a schema with a second compiler if the first refuses it, but its engine compiles with the first one only.
-Without this check such a request would end in a 500 without a reason.
+It compiles a schema without a finite instance, too, and then finds no token to go on with. Without these checks such
+requests would end in a 500 without a reason.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _SCHEMA_PATHS = {
     "text": ("format", "schema"),
 }
 """Field of a request -> path of the schema within that field."""
+_RULE, _SEQUENCE, _CHOICES, _REPEATED = 4, 5, 6, 8
+"""xgrammar's numbers for the expressions of a grammar that refer to other ones; all others are texts."""
 _SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 """Prefix of xgrammar's messages, which is for its developers: a time, a source line, the condition that failed."""
 
@@ -53,8 +56,48 @@ class SchemaGate:
                 raise RequestError(f"the JSON schema in {field} cannot be compiled: {reason}", field) from None
 
 
+def schema_compiler(backend: str) -> Compiler | None:
+    """Return a check by vLLM's compiler for JSON schemas; None if vLLM's own check uses the same one."""
+    if backend not in ("auto", "xgrammar"):
+        return None
+    from xgrammar import Grammar
+
+    def compile_schema(schema: str) -> None:
+        grammar = Grammar.from_json_schema(schema)
+        if "$" in schema:  # only a schema that refers to itself can be endless
+            check_finite(json.loads(grammar.serialize_json()))
+
+    return compile_schema
+
+
+def check_finite(grammar: dict[str, Any]) -> None:
+    """Raise ValueError if no finite text belongs to the grammar. grammar: as xgrammar serialises it.
+
+    A rule is finite if one of its forms refers to finite rules only; each round finds further ones.
+    """
+    bodies = [rule[1] for rule in grammar["rules"]]
+    data, starts = grammar["grammar_expr_data"], grammar["grammar_expr_indptr"]
+    finite: set[int] = set()
+
+    def is_finite(expression: int) -> bool:
+        kind, count = data[starts[expression] : starts[expression] + 2]
+        parts = data[starts[expression] + 2 : starts[expression] + 2 + count]
+        if kind in (_SEQUENCE, _CHOICES):
+            return (all if kind == _SEQUENCE else any)(map(is_finite, parts))
+        if kind == _REPEATED and parts[1] == 0:
+            return True
+        return kind not in (_RULE, _REPEATED) or parts[0] in finite
+
+    while further := {rule for rule, body in enumerate(bodies) if rule not in finite and is_finite(body)}:
+        finite |= further
+    if grammar["root_rule_id"] not in finite:
+        raise ValueError("no finite value satisfies it")
+
+
 def _schemas(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each schema's field and its JSON text. A field of an unexpected type is left to the engine's checks."""
+    if _calls_a_tool(document.get("tool_choice")):
+        yield from _tool_schemas(document.get("tools"))
     for field, path in _SCHEMA_PATHS.items():
         value: Any = document.get(field)
         for key in path:
@@ -63,6 +106,22 @@ def _schemas(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield field, json.dumps(value)
         elif isinstance(value, str) and _is_json(value):
             yield field, value
+
+
+def _calls_a_tool(choice: Any) -> bool:
+    """Return whether the answer must be a tool call, which a grammar of the tools' schemas enforces."""
+    return choice in ("required", "any") or (isinstance(choice, dict) and choice.get("type") not in ("auto", "none"))
+
+
+def _tool_schemas(tools: Any) -> Iterator[tuple[str, str]]:
+    """Yield the schemas of tools as chat completions, responses and messages have them."""
+    for number, tool in enumerate(tools if isinstance(tools, list) else []):
+        described = tool if isinstance(tool, dict) else {}
+        function = described.get("function")
+        for owner, path in ((function, "function.parameters"), (described, "parameters"), (described, "input_schema")):
+            schema = owner.get(path.rpartition(".")[2]) if isinstance(owner, dict) else None
+            if isinstance(schema, dict):
+                yield f"tools[{number}].{path}", json.dumps(schema)
 
 
 def _is_json(text: str) -> bool:

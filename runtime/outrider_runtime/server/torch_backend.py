@@ -14,6 +14,7 @@ from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
 from outrider_runtime.server.loading_thread import in_daemon_thread
+from outrider_runtime.server.request_timeouts import with_head_timeout
 from outrider_runtime.server.server_errors import StartupError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ServedTorchEngine:
 
     def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
         import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol  # the other parser does not limit headers
 
         class WithoutSignals(uvicorn.Server):
             """A server that leaves signals to `EngineServer`, which drains first."""
@@ -58,7 +60,7 @@ class ServedTorchEngine:
         timeout = None if drain.timeout_s is None else max(1, round(drain.timeout_s))
         config = uvicorn.Config(
             wrap(self.app), log_level="warning", timeout_graceful_shutdown=timeout,
-            http="h11", h11_max_incomplete_event_size=MAX_HEADER_BYTES,  # uvicorn's other parser has no limit
+            http=with_head_timeout(H11Protocol), h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )  # fmt: skip
         config.load()
         return WithoutSignals(config)

@@ -23,7 +23,8 @@ from outrider_runtime.server.adapter_keeper import AdapterKeeper
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
-from outrider_runtime.server.schema_gate import Compiler, SchemaGate
+from outrider_runtime.server.request_timeouts import with_head_timeout
+from outrider_runtime.server.schema_gate import SchemaGate, schema_compiler
 from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.vllm_plugin.arguments import prepare_vllm
 
@@ -83,18 +84,6 @@ def add_innermost(app: Any, wrap: Callable[[App], App]) -> None:
 
     app.user_middleware.append(Middleware(wrap))
     app.middleware_stack = None  # vLLM has built the stack already; None makes the app build it again
-
-
-def schema_compiler(backend: str) -> Compiler | None:
-    """Return the compiler that the engine uses for JSON schemas; None if vLLM's own check uses the same one."""
-    if backend not in ("auto", "xgrammar"):
-        return None
-    from xgrammar import Grammar
-
-    def compile_schema(schema: str) -> None:
-        Grammar.from_json_schema(schema)
-
-    return compile_schema
 
 
 class VLLMAdapters:
@@ -214,6 +203,7 @@ def parse_arguments(words: list[str], drain: Drain) -> Namespace:
 
 def _http_server(app: App, arguments: Namespace, drain: Drain) -> uvicorn.Server:
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
     from vllm import envs
     from vllm.entrypoints.launchers.launcher import NoSignalServer
     from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
@@ -223,6 +213,7 @@ def _http_server(app: App, arguments: Namespace, drain: Drain) -> uvicorn.Server
         app,
         log_level=arguments.uvicorn_log_level,
         access_log=not arguments.disable_uvicorn_access_log,
+        http=with_head_timeout(AutoHTTPProtocol),
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         timeout_graceful_shutdown=None if drain.timeout_s is None else max(1, round(drain.timeout_s)),
         ssl_keyfile=arguments.ssl_keyfile,

@@ -63,9 +63,9 @@ def defects(adapter: Any) -> Iterator[str]:
 
 
 def _broken(name: str, what: str, *tensors: torch.Tensor) -> Iterator[str]:
-    found = next(filter(None, map(not_finite, tensors)), "")
-    if found:
-        yield f"its {name} has {what} with {found}: train or save it again"
+    numbers = next(filter(None, map(not_finite, tensors)), "")
+    if numbers:
+        yield f"its {name} has {what} with {numbers}: train or save it again"
 
 
 def _tensors(weights: Any) -> list[torch.Tensor]:
@@ -87,8 +87,8 @@ def trained_embeddings(folder: Path, model: Any) -> Iterator[str]:
 
 def _embedding_of(model: Any, ending: str) -> Any:
     """Return the target's layer whose name ends like that, without vLLM's wrapper for adapters."""
-    found = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == ending]
-    return getattr(found[0], "base_layer", found[0]) if found else None
+    layers = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == ending]
+    return getattr(layers[0], "base_layer", layers[0]) if layers else None
 
 
 def _is_same(saved: torch.Tensor, layer: Any) -> bool:

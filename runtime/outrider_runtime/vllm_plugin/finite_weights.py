@@ -29,9 +29,9 @@ def not_finite(weight: torch.Tensor) -> str:
 def refuse_not_finite(weights: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError, which names the first weight that is not finite. weights: by name."""
     for name, weight in weights.items():
-        found = not_finite(weight)
-        if found:
-            raise ValueError(f"its {name} has {found}: train, save or download it again")
+        numbers = not_finite(weight)
+        if numbers:
+            raise ValueError(f"its {name} has {numbers}: train, save or download it again")
 
 
 def refuse_broken_target(model: nn.Module) -> None:

@@ -250,7 +250,7 @@ UNSERVED = {
 
 @pytest.mark.parametrize(("config", "tensors", "name"), UNSERVED.values(), ids=UNSERVED)
 def test_kinds_of_drafts_without_a_method_are_named(folder: Any, config: Any, tensors: Any, name: str) -> None:
-    """Bug: under Eagle each was told to be a draft model; as one it failed with an error of the engine's own."""
+    """Bug: under Eagle the advice was method DraftModel, under which it failed with an error of the engine's own."""
     target, draft = folder("target", LLAMA), folder("draft", config)
     if tensors:
         save_file({tensor: np.zeros(1, np.float32) for tensor in tensors}, draft / "model.safetensors")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import httpx
 import pytest
+from outrider_runtime.server import gate
 from outrider_runtime.server.gate import MAX_BODY_BYTES, GateFacts, RequestGate
 
 CHAT = "/v1/chat/completions"
@@ -236,6 +238,20 @@ async def test_body_over_the_limit_is_refused_while_it_is_read(service: Service)
     assert answer.status_code == 413
     assert "64 MiB" in answer.json()["error"]["message"]
     assert received <= MAX_BODY_BYTES // len(chunk) + 2
+
+
+async def test_body_that_never_ends_is_a_timeout(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a half-sent body kept its connection open for ever."""
+    monkeypatch.setattr(gate, "BODY_TIMEOUT_S", 0.1)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    answer = await service.client.post(CHAT, content=body())
+    assert answer.status_code == 408
+    assert answer.headers["connection"] == "close"
+    assert service.engine.bodies == []
 
 
 async def test_websocket_is_closed(service: Service) -> None:

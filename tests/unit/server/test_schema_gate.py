@@ -10,9 +10,10 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from outrider_runtime.server.gate import GateFacts, RequestGate
-from outrider_runtime.server.schema_gate import SchemaGate
-from outrider_runtime.server.vllm_backend import add_innermost, schema_compiler
+from outrider_runtime.server.schema_gate import SchemaGate, schema_compiler
+from outrider_runtime.server.vllm_backend import add_innermost
 
+ITSELF = {"type": "object", "properties": {"a": {"$ref": "#"}}}
 HUGE = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 1.8e19}}}
 FINE = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 10}, "b": {"type": "number"}}}
 
@@ -58,6 +59,45 @@ async def test_schema_beyond_compiler_is_refused_by_field(path: str, field: str,
 
 
 @pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {**ITSELF, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/x"}},
+            "required": ["a"],
+            "$defs": {"x": {"$ref": "#/$defs/x"}},
+        },
+    ],
+    ids=str,
+)
+async def test_schema_without_a_finite_instance_is_refused(schema: object) -> None:
+    """Bug: the grammar masked every token, and the request ended with a 500."""
+    async with client() as pod:
+        answer = await pod.post("/v1/chat/completions", json={"structured_outputs": {"json": schema}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("no finite value satisfies it")
+
+
+@pytest.mark.parametrize(
+    ("choice", "tool", "field"),
+    [
+        ("required", {"function": {"name": "f", "parameters": HUGE}}, "tools[0].function.parameters"),
+        ({"type": "function", "name": "f"}, {"name": "f", "parameters": HUGE}, "tools[0].parameters"),
+        ({"type": "any"}, {"name": "f", "input_schema": HUGE}, "tools[0].input_schema"),
+    ],
+)
+async def test_tool_that_must_be_called_has_a_schema_that_compiles(choice: object, tool: object, field: str) -> None:
+    """Bug: the schema of a tool was looked at in no case, and a forced call is a grammar of it."""
+    async with client() as pod:
+        answer = await pod.post("/v1/chat/completions", json={"tool_choice": choice, "tools": [tool]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
     "document",
     [
         {},
@@ -65,7 +105,11 @@ async def test_schema_beyond_compiler_is_refused_by_field(path: str, field: str,
         {"response_format": {"type": "text"}},
         {"response_format": 5, "text": ["a"], "structured_outputs": {"json": "{"}},
         {"structured_outputs": {"json": {"type": "number", "maximum": 1.8e19}}},
+        {"structured_outputs": {"json": ITSELF}},
+        {"structured_outputs": {"json": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
         {"tools": [{"type": "function", "function": {"parameters": HUGE}}]},
+        {"tool_choice": "auto", "tools": [{"function": {"parameters": HUGE}}]},
+        {"tool_choice": "required", "tools": [5, {"function": None}, {"function": {"parameters": FINE}}]},
     ],
 )
 async def test_schema_that_compiles_reaches_the_engine(document: object) -> None:
