@@ -19,6 +19,8 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import Condition, SpeculativeServiceStatus
 from pydantic import ValidationError
 
+from outrider_operator.configuration import OperatorSettings as OperatorSettings
+
 Object = dict[str, Any]
 
 # Kinds of children whose names are or begin with the service's name, in the order in which they are applied.
@@ -45,8 +47,6 @@ SHARED_PROFILE = "shared-profile"
 """Component of profiles for all namespaces: ConfigMaps in the operator's own namespace, and nowhere else."""
 MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
 FIELD_MANAGER = "outrider"
-METRICS_WINDOW_S = 60.0
-"""Length of the window of the status figures, unless the chart sets another."""
 _GROUPS_SUFFIX = "-nodes"
 _MAX_VIOLATIONS = 4
 """Violations of a spec that a message lists."""
@@ -69,40 +69,6 @@ class KindAccess(Enum):
     SERVED = "served"
     NOT_INSTALLED = "not installed"
     FORBIDDEN = "forbidden"
-
-
-@dataclass(frozen=True)
-class OperatorSettings:
-    """Values of the chart, which are fixed for the life of the operator's process."""
-
-    runtime_image: str
-    """Default image of GPU services."""
-    runtime_cpu_image: str
-    """Default image of services on `cpu`."""
-    image_pull_policy: str = "IfNotPresent"
-    runtime_upgrade_percent: int = 0
-    """Share of the services that move to these images. The others stay on the image that they started with."""
-    allowed_host_paths: tuple[str, ...] = ()
-    """Folders of nodes, with all subfolders, that pods may read; empty: no hostPath is allowed."""
-    prometheus_configured: bool = False
-    platform_assigns_user: bool = False
-    """True if pods must not set user and group, because the platform assigns them per namespace (OpenShift)."""
-    admin_port_peers: tuple[Object, ...] = ()
-    """NetworkPolicyPeers that may reach the serving pods' admin port; empty: no NetworkPolicy is created."""
-    profiling_priority_class: str = ""
-    """Priority class of profiling Jobs (below serving, never preempting); empty: the cluster's default."""
-    window_s: float = METRICS_WINDOW_S
-    """Length of the figures' window in seconds."""
-    unschedulable_s: float = 60.0
-    """Seconds without a node after which a pod means NoCapacity, unless an autoscaler adds a node for it."""
-    namespace: str = ""
-    """Namespace of the operator."""
-    profiles_shared_from: tuple[str, ...] = ()
-    """Namespaces whose measurements all namespaces use."""
-    engine_version: str = ""
-    """Version of vLLM in `runtime_image`; empty if it is unknown."""
-    engine_version_cpu: str = ""
-    """Version of vLLM in `runtime_cpu_image`; empty if it is unknown."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import kopf
 from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
 
-from outrider_operator.configuration import Configuration
+from outrider_operator.configuration import OperatorSettings
 
 # kopf ends the process after the last of these pauses. An API server may be away for long.
 _API_RETRY_PAUSES_S = (1, 1, 2, 3, *(5,) * 720)
@@ -69,12 +69,12 @@ async def connection_info(client: ClientConfiguration) -> kopf.ConnectionInfo:
     )
 
 
-def configure_logging(configuration: Configuration) -> None:
+def configure_logging(settings: OperatorSettings) -> None:
     kopf.configure(
-        verbose=configuration.log_level == "debug",
-        log_format=kopf.LogFormat.JSON if configuration.log_format == "json" else kopf.LogFormat.FULL,
+        verbose=settings.log_level == "debug",
+        log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL,
     )
-    logging.getLogger().setLevel(configuration.log_level.upper())
-    if configuration.log_level != "debug":
+    logging.getLogger().setLevel(settings.log_level.upper())
+    if settings.log_level != "debug":
         for chatty in _CHATTY:
             logging.getLogger(chatty).setLevel(logging.WARNING)

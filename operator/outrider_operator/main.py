@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from typing import Any, cast
 
@@ -12,8 +11,7 @@ import kopf
 import prometheus_client
 
 from outrider_operator import http_page, kopf_adapter
-from outrider_operator.cluster_model import OperatorSettings
-from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
+from outrider_operator.configuration import ConfigurationError, OperatorSettings, read_settings
 from outrider_operator.decide import decide
 from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
 from outrider_operator.lease import Lease
@@ -29,33 +27,33 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     """Run until a signal. Exit status 1 after a failure or for an invalid configuration."""
     try:
-        configuration = read_configuration(os.environ)
+        settings = read_settings()
     except ConfigurationError as error:
         sys.exit(f"outrider-operator: {error}")
-    kopf_adapter.configure_logging(configuration)
-    failed = asyncio.run(_run(configuration))
+    kopf_adapter.configure_logging(settings)
+    failed = asyncio.run(_run(settings))
     sys.exit(1 if failed else 0)
 
 
-async def _run(configuration: Configuration) -> bool:
+async def _run(settings: OperatorSettings) -> bool:
     """Run the operator. True if it ended by itself."""
     client = await load_configuration()
     api, lease_api = KubernetesApi(client), KubernetesApi(await load_configuration())
     lease_thread = LoopThread("lease")
-    lease = Lease(lease_thread, lease_api, configuration.namespace, configuration.lease_name, configuration.pod_name)
-    controller = ServiceController(configuration, api, lease, settings_of(configuration), decide)
+    lease = Lease(lease_thread, lease_api, settings.namespace, settings.lease_name, settings.pod_name)
+    controller = ServiceController(settings, api, lease, decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
     prometheus_client.REGISTRY.register(DraftCanaries(controller.services))
     try:
         async with (
-            metrics_page.serving(configuration.metrics_port),
-            http_page.serving_health(configuration.health_port, controller.health, controller.is_stuck),
+            metrics_page.serving(settings.metrics_port),
+            http_page.serving_health(settings.health_port, controller.health, controller.is_stuck),
         ):
             await kopf.operator(
                 registry=kopf_adapter.build_registry(controller, client),
                 # kopf's default identity needs the user's name, and a platform may assign a user without one.
-                identity=cast(Any, configuration.pod_name),
+                identity=cast(Any, settings.pod_name),
                 standalone=True,  # the Lease replaces kopf's peering, which needs its own CRDs
                 clusterwide=True,  # kopf watches nothing
             )
@@ -63,23 +61,3 @@ async def _run(configuration: Configuration) -> bool:
         await api.close()
         await lease_thread.run(lease_api.close())
     return controller.failed
-
-
-def settings_of(configuration: Configuration) -> OperatorSettings:
-    return OperatorSettings(
-        runtime_image=configuration.runtime_image,
-        runtime_upgrade_percent=configuration.runtime_upgrade_percent,
-        runtime_cpu_image=configuration.runtime_cpu_image,
-        image_pull_policy=configuration.image_pull_policy,
-        allowed_host_paths=configuration.allowed_host_paths,
-        admin_port_peers=configuration.admin_port_peers,
-        platform_assigns_user=configuration.platform_assigns_user,
-        prometheus_configured=bool(configuration.prometheus_url),
-        profiling_priority_class=configuration.profiling_priority_class,
-        window_s=configuration.metrics_window_s,
-        unschedulable_s=configuration.no_capacity_after_s,
-        namespace=configuration.namespace,
-        profiles_shared_from=configuration.profiles_shared_from,
-        engine_version=configuration.engine_version,
-        engine_version_cpu=configuration.engine_version_cpu,
-    )

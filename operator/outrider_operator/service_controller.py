@@ -23,7 +23,6 @@ from outrider_operator.cluster_model import (
     OperatorSettings,
     service_of_groups,
 )
-from outrider_operator.configuration import Configuration
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.events import Events
 from outrider_operator.kinds import ResourceKind
@@ -63,13 +62,12 @@ class ServiceController:
 
     def __init__(
         self,
-        configuration: Configuration,
+        settings: OperatorSettings,
         api: KubernetesApi,
         lease: Lease,
-        settings: OperatorSettings,
         decide: Decide,
     ) -> None:
-        self._configuration = configuration
+        self._settings = settings
         self._api = api
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)
         self._cache = ObjectCache()
@@ -79,11 +77,11 @@ class ServiceController:
         self._users = ProfileUsers()
         self._supervisor = Supervisor()
         pods = ServingPods(self._cache)
-        prometheus = _prometheus(configuration, settings)
-        self._measurements = Measurements(self._cache, pods, self._wake_one, prometheus, settings.window_s)
+        prometheus = _prometheus(settings)
+        self._measurements = Measurements(self._cache, pods, self._wake_one, prometheus, settings.metrics_window_s)
         self._reconciler = Reconciler(
             self._cache,
-            Observer(api, self._cache, pods, self._measurements, settings, watch_nodes=configuration.watch_nodes),
+            Observer(api, self._cache, pods, self._measurements, settings, watch_nodes=settings.watch_nodes),
             Applier(api, self._cache),
             StatusWriter(api, self._cache),
             self._measurements,
@@ -158,14 +156,14 @@ class ServiceController:
             logger.warning("Lost the Lease, so this operator stops working until it holds it again")
 
     async def _work(self) -> None:
-        configuration = self._configuration
+        settings = self._settings
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)  # nothing of a former leadership is left in it
         self._watches = Watches(
             self._api,
             self._cache,
-            configuration.watch_namespaces,
-            configuration.watch_nodes,
-            shared_profiles=configuration.namespace if configuration.profiles_shared_from else "",
+            settings.watch_namespaces,
+            settings.watch_nodes,
+            shared_profiles=settings.namespace if settings.profiles_shared_from else "",
         )
         async with asyncio.TaskGroup() as group:
             workers = {f"worker {number}": partial(self._worker, group) for number in range(1, WORKERS + 1)}
@@ -219,7 +217,7 @@ class ServiceController:
         """Reconcile every service now and then, in case a wake-up was lost."""
         self._wake_all()
         while True:
-            await self._wake_slowly(self._configuration.resync_interval_s)
+            await self._wake_slowly(self._settings.resync_interval_s)
 
     async def _wake_slowly(self, within_s: float) -> None:
         """Wake all services, spread over `within_s`: a thousand at once would block the event loop and the API
@@ -237,7 +235,7 @@ class ServiceController:
             self._queue.add(_key(document), OWN_CHANGE_S)
         elif kind == kinds.NODE:
             self._wake_all()
-        elif component(document) == SHARED_PROFILE and namespace_of(document) == self._configuration.namespace:
+        elif component(document) == SHARED_PROFILE and namespace_of(document) == self._settings.namespace:
             self._wake_all_users(profile_shared_as(name_of(document)))
         elif component(document) in (PROFILING, PROFILE):
             self._wake_users(namespace_of(document), label(document, JOB_NAME_LABEL) or name_of(document))
@@ -273,17 +271,17 @@ def _release(queue: WorkQueue, key: Key, reconcile: asyncio.Task[None]) -> None:
         queue.add(key)  # if not the Lease was lost but something within the reconcile was cancelled
 
 
-def _prometheus(configuration: Configuration, settings: OperatorSettings) -> PrometheusFigures | None:
+def _prometheus(settings: OperatorSettings) -> PrometheusFigures | None:
     """Figures from Prometheus; None if the chart configures no Prometheus."""
-    if not configuration.prometheus_url:
+    if not settings.prometheus_url:
         return None
     connection = Connection(
-        url=configuration.prometheus_url,
-        ca_file=configuration.prometheus_ca_file,
-        token_file=configuration.prometheus_token_file,
-        timeout_s=configuration.prometheus_timeout_s,
+        url=settings.prometheus_url,
+        ca_file=settings.prometheus_ca_file,
+        token_file=settings.prometheus_token_file,
+        timeout_s=settings.prometheus_timeout_s,
     )
-    return PrometheusFigures(connection, settings.window_s)
+    return PrometheusFigures(connection, settings.metrics_window_s)
 
 
 def _key(service: Object) -> Key:

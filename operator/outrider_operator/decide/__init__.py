@@ -364,7 +364,7 @@ def _status(
     observed: Observed, settings: OperatorSettings, inputs: StatusInputs, children: Children
 ) -> SpeculativeServiceStatus:
     status = _counted(observed, children, inputs.rollout.pods).model_copy(update=fields(inputs))
-    return with_verdicts(status, verdicts(inputs, settings.unschedulable_s), observed.generation, observed.at)
+    return with_verdicts(status, verdicts(inputs, settings.no_capacity_after_s), observed.generation, observed.at)
 
 
 def _status_inputs(
@@ -485,7 +485,7 @@ def _next_look_s(
     is_polling = any(is_being_created(pod) for pod in (*view.pods.with_workers, *view.job_pods))
     is_polling = is_polling or is_node_awaited(view.pods, seconds(desired.spec.rollout.progress_deadline), running)
     is_polling = is_polling or any(profile.job_is_active and profile.pod is None for profile in profiles)
-    moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
+    moments = [*aging, next_capacity_check_s(view.pods, settings.no_capacity_after_s, running)]
     moments += [next_deadline_check_s(rollout), LOOK_AGAIN_S if is_polling else None]
     moments += [look_at_groups_s(rollout)]
     moments += [rollout.canary.next_look_s if rollout.canary is not None else None]

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
 from outrider_operator import lease, main
-from outrider_operator.configuration import Configuration
+from outrider_operator.configuration import OperatorSettings
 from outrider_operator.kinds import SERVICE
 
 from tests.ports import free_port
@@ -93,7 +93,7 @@ async def _operator(server: BaseTestServer, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(main, "load_configuration", load_configuration)
     monkeypatch.setattr(lease, "SETTLE_S", 0.0)
-    configuration = Configuration(
+    settings = OperatorSettings(
         namespace="a",
         pod_name="operator",
         watch_namespaces=("a", "gone"),
@@ -101,7 +101,7 @@ async def _operator(server: BaseTestServer, monkeypatch: pytest.MonkeyPatch) -> 
         health_port=free_port(),
         metrics_port=free_port(),
     )
-    return await main._run(configuration)
+    return await main._run(settings)
 
 
 def _discovery(path: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import name_of
 
-from tests.unit.operator.decide.world import SETTINGS, manifest
+from tests.unit.operator.decide.world import SETTINGS, manifest, settings_with
 from tests.unit.operator.documents import deployment, document, pod, replica_set
 from tests.unit.operator.documents import labels as document_labels
 
@@ -176,7 +175,7 @@ async def test_pool_is_looked_for_until_none_is_left(reason: str, is_looked_for:
 def _observer(api: Api, cache: ObjectCache, trusted: tuple[str, ...] = ("platform", "ns")) -> Observer:
     pods = ServingPods(cache)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
-    settings = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=trusted)
+    settings = settings_with(namespace="outrider-system", profiles_shared_from=trusted)
     return Observer(cast(KubernetesApi, api), cache, pods, measurements, settings, watch_nodes=True)
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import JOB_NAME_LABEL, PROFILE, PROFILING, SHARED_PROFILE, OperatorSettings
-from outrider_operator.configuration import Configuration
 from outrider_operator.decide import decide
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
@@ -59,9 +58,8 @@ class Woken:
 @pytest.fixture
 async def woken() -> Woken:
     """Services "chat" and "mail", which wait for one profile, and "apart", which waits for another."""
-    settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
     api, lease = cast(KubernetesApi, TakingApi()), cast(Lease, None)
-    woken = Woken(ServiceController(Configuration(namespace="ns", pod_name="operator"), api, lease, settings, decide))
+    woken = Woken(ServiceController(OperatorSettings(namespace="ns", pod_name="operator"), api, lease, decide))
     for name in ("chat", "mail", "apart"):
         woken.cache.seen(SERVICE, _service(name))
     await woken.names()

@@ -11,7 +11,6 @@ import pytest
 from outrider_operator import gc_freeze
 from outrider_operator import service_controller as module
 from outrider_operator.cluster_model import Object, OperatorSettings
-from outrider_operator.configuration import Configuration
 from outrider_operator.decide import decide
 from outrider_operator.kinds import SERVICE, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi, Page
@@ -23,7 +22,7 @@ from outrider_operator.work_queue import Key, WorkQueue
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.taking_api import TakingApi
 
-SETTINGS = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
+SETTINGS = OperatorSettings(namespace="ns", pod_name="operator")
 KEYS = tuple(Key(f"ns-{number % 5}", f"s-{number}") for number in range(20))
 
 
@@ -177,8 +176,7 @@ _CONDITION = {
 
 
 def _controller(api: TakingApi, lease: UnsteadyLease | None = None) -> ServiceController:
-    configuration = Configuration(namespace="ns", pod_name="operator")
-    return ServiceController(configuration, cast(KubernetesApi, api), cast(Lease, lease), SETTINGS, decide)
+    return ServiceController(SETTINGS, cast(KubernetesApi, api), cast(Lease, lease), decide)
 
 
 def _service(name: str, namespace: str) -> Object:

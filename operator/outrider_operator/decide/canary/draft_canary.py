@@ -262,7 +262,7 @@ def _sight(
         refusal=_refusal(observed.refusals, children.owner.name, revision),
         products=frozenset(revision.boot.accelerator.products) if revision is not None else frozenset(),
         hot_hash=config_hash(rollout.hot) if rollout.hot is not None else "",
-        unschedulable_s=settings.unschedulable_s,
+        unschedulable_s=settings.no_capacity_after_s,
         most_tokens=1 + (revision.boot.max_draft_tokens if revision is not None else 0),
         is_late=condition_of(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import TOO_LARGE
 
-from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, settings_with
 
 HOST = {"hostPath": {"path": "/models/x"}}
 UPWARDS = {"hostPath": {"path": "/models/a/../../etc"}}
@@ -54,7 +53,7 @@ def test_a_spec_that_cannot_be_applied_changes_nothing_and_says_why(
 def test_host_paths_are_served_where_the_chart_allows_them() -> None:
     """And mounted read-only, as an existing folder."""
     world = World(
-        manifest(target={"name": "m", "source": HOST}), settings=replace(SETTINGS, allowed_host_paths=("/models",))
+        manifest(target={"name": "m", "source": HOST}), settings=settings_with(allowed_host_paths=("/models",))
     )
     world.settle()
     pod = world.deployment()["spec"]["template"]["spec"]
@@ -81,7 +80,7 @@ def test_a_host_path_is_allowed_by_whole_names(where: str, path: str, is_allowed
     source = {"hostPath": {"path": path}}
     target = {"target": {"name": "m", "source": source}}
     volume = {"podTemplate": {"volumes": [{"name": "v", **source}]}}
-    settings = replace(SETTINGS, allowed_host_paths=("/models", "/srv/models"))
+    settings = settings_with(allowed_host_paths=("/models", "/srv/models"))
     world = World(manifest(**(target if where == "target" else volume)), settings=settings)
     world.reconcile()
     assert world.reason(C.SPEC_VALID) == ("True/Accepted" if is_allowed else "False/HostPathForbidden")

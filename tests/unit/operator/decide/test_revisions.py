@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,21 @@ import pytest
 from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType as C
-from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, OperatorSettings
+from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL
 from outrider_operator.decide import revisions
 from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION, inputs_hash
 
-from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_configs_read, boot_of, find, manifest
+from tests.unit.operator.decide.world import (
+    EAGLE,
+    PLD,
+    SETTINGS,
+    World,
+    boot_configs_read,
+    boot_of,
+    find,
+    manifest,
+    settings_with,
+)
 
 HOT: list[dict[str, Any]] = [
     {"speculation": {"mode": "Off"}},
@@ -240,7 +249,9 @@ def test_an_upgrade_of_the_operator_restarts_no_serving_pod() -> None:
     world = World(manifest())
     world.serve()
     template = copy.deepcopy(world.deployment()["spec"]["template"])
-    world.settings = OperatorSettings("outrider/runtime:2", "outrider/runtime-cpu:2", image_pull_policy="Always")
+    world.settings = settings_with(
+        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2", image_pull_policy="Always"
+    )
     assert world.reconcile().is_idle
     world.patch(replicas=2)
     world.settle()
@@ -255,7 +266,7 @@ def test_a_move_between_cpu_and_gpu_takes_the_image_of_the_other_kind() -> None:
     world.patch(accelerator={"products": ["NVIDIA-L4"]})
     world.settle()
     world.services["chat"].pop("status")
-    world.settings = replace(SETTINGS, runtime_image="outrider/runtime:2")
+    world.settings = settings_with(runtime_image="outrider/runtime:2")
     world.settle()
     container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "outrider/runtime:1"
@@ -295,7 +306,7 @@ def test_a_lost_revision_map_of_another_release_is_made_from_what_runs() -> None
     world = World(manifest())
     world.serve()
     revision, template = world.revision(), copy.deepcopy(world.deployment()["spec"]["template"])
-    world.settings = replace(SETTINGS, image_pull_policy="Always")
+    world.settings = settings_with(image_pull_policy="Always")
     del world.objects[CONFIG_MAP, f"chat-{revision}"]
     world.settle()
     assert (CONFIG_MAP, f"chat-{revision}") in world.objects

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, pinned_image
 
-from tests.unit.operator.decide.world import SETTINGS, World, manifest
+from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
 
-NEW = replace(SETTINGS, runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2")
+NEW = settings_with(runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2")
 
 
 def image(world: World) -> str:
@@ -51,7 +49,7 @@ def test_an_upgrade_names_a_release_and_no_later_one(choice: str) -> None:
     world.settings = NEW
     world.settle()
     assert image(world) == "outrider/runtime-cpu:2"
-    world.settings = replace(SETTINGS, runtime_image="outrider/runtime:3", runtime_cpu_image="outrider/runtime-cpu:3")
+    world.settings = settings_with(runtime_image="outrider/runtime:3", runtime_cpu_image="outrider/runtime-cpu:3")
     world.settle()
     assert image(world) == "outrider/runtime-cpu:2"
     assert world.observed().status.newer_runtime_image == "outrider/runtime-cpu:3"
@@ -74,7 +72,7 @@ def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: 
     service = {"metadata": {"name": "chat", "namespace": "a", "uid": uid}}
 
     def moves(percent: int) -> bool:
-        settings = replace(NEW, runtime_upgrade_percent=percent)
+        settings = NEW.model_copy(update={"runtime_upgrade_percent": percent})
         return pinned_image(service, None, "old:1", settings, on_cpu=True) == "outrider/runtime-cpu:2"
 
     assert moves(100)
@@ -84,7 +82,7 @@ def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: 
 
 def test_a_share_is_about_as_large_as_it_says_and_an_annotation_keeps_out_of_it() -> None:
     metadata = [{"name": "chat", "namespace": "a", "uid": f"{number}"} for number in range(1000)]
-    settings = replace(NEW, runtime_upgrade_percent=30)
+    settings = NEW.model_copy(update={"runtime_upgrade_percent": 30})
 
     def moved(**more: object) -> int:
         services = [{"metadata": {**service, **more}} for service in metadata]
@@ -136,7 +134,7 @@ def test_a_paused_service_is_behind_until_it_goes_on() -> None:
     world = World(manifest())
     world.serve()
     world.patch(paused=True)
-    world.settings = replace(NEW, runtime_upgrade_percent=100)
+    world.settings = NEW.model_copy(update={"runtime_upgrade_percent": 100})
     world.settle()
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
     world.patch(paused=False)
@@ -151,7 +149,7 @@ def test_a_service_that_waits_for_the_new_images_profile_is_behind() -> None:
     world.measure(world.jobs()[0])
     world.settle()
     world.roll_out()
-    world.settings = replace(NEW, runtime_upgrade_percent=100)
+    world.settings = NEW.model_copy(update={"runtime_upgrade_percent": 100})
     world.settle()
     assert world.reason(C.UPDATED) == "False/WaitingForProfile"
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
@@ -159,7 +157,7 @@ def test_a_service_that_waits_for_the_new_images_profile_is_behind() -> None:
     world.settle()
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
-    world.settings = replace(NEW, runtime_upgrade_percent=100)
+    world.settings = NEW.model_copy(update={"runtime_upgrade_percent": 100})
     world.settle()
     world.measure(world.jobs()[0])
     world.settle()

@@ -49,6 +49,13 @@ from outrider_operator.plan import Plan, component_of, fingerprint
 T = TypeVar("T")
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 SETTINGS = OperatorSettings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
+
+
+def settings_with(**changes: Any) -> OperatorSettings:
+    """`SETTINGS` with `changes`."""
+    return SETTINGS.model_copy(update=changes)
+
+
 PLD = {"name": "pld", "method": "PromptLookup", "promptLookup": {}}
 EAGLE = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/eagle"}}}
 

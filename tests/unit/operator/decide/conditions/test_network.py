@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from outrider_operator.decide.conditions.network import why_unreachable
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.workloads.services import network_policy
 
-from tests.unit.operator.decide.world import SETTINGS, World, manifest
+from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
 
 POD = {"metadata": {"name": "chat-1", "labels": {"outrider.dev/component": "serving", "team": "red"}}}
 SILENT = {"chat-1": "no whole answer within 2.0 s"}
@@ -95,7 +94,7 @@ PEERS: tuple[Object, ...] = ({"podSelector": {"matchLabels": {"app": "operator"}
 
 def test_a_service_gets_a_policy_only_where_the_chart_asks_for_it() -> None:
     """The admin port is open to the peers, the serving port to all. The policy goes when the chart disables it."""
-    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
     world.settle()
     (policy,) = _policies(world)
     assert policy["spec"]["policyTypes"] == ["Ingress"]
@@ -113,7 +112,7 @@ def test_a_service_gets_a_policy_only_where_the_chart_asks_for_it() -> None:
 
 def test_a_changed_policy_is_restored() -> None:
     """It is restored like every child."""
-    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
     world.settle()
     (policy,) = _policies(world)
     policy["spec"]["ingress"] = []
@@ -123,7 +122,7 @@ def test_a_changed_policy_is_restored() -> None:
 
 def test_a_tenants_own_policy_of_that_name_is_left_alone() -> None:
     """Neither taken over, nor removed when the chart asks for none."""
-    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
     theirs = {
         "kind": NETWORK_POLICY,
         "metadata": {"name": "chat-admin-port", "uid": "theirs"},
@@ -139,7 +138,7 @@ def test_a_tenants_own_policy_of_that_name_is_left_alone() -> None:
 def test_a_policy_of_another_service_is_a_name_conflict() -> None:
     """Decisions see it and leave it alone: without a word the pods would stay open, or shut to the operator. It is in
     no way of others if the chart disables it."""
-    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
     owner = owner_reference(ServiceIdentity("other", "default", "uid-other"), controller=True)
     metadata = {"name": "chat-admin-port", "uid": "theirs", "labels": labels("chat"), "ownerReferences": [owner]}
     world.objects[NETWORK_POLICY, "chat-admin-port"] = {"kind": NETWORK_POLICY, "metadata": metadata}

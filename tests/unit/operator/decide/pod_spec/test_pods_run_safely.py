@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from outrider_operator.cluster_model import DEPLOYMENT, DISRUPTION_BUDGET, JOB, KUBERNETES_SERVICE, Object
 
-from tests.unit.operator.decide.world import EAGLE, SETTINGS, World, gpu_node, manifest
+from tests.unit.operator.decide.world import EAGLE, World, gpu_node, manifest, settings_with
 
 
 def template(**spec: Any) -> Object:
@@ -40,7 +39,7 @@ def test_pods_run_without_privileges() -> None:
 def test_where_the_platform_assigns_users_pods_name_none(kind: str) -> None:
     """OpenShift refuses a pod whose user or group is not of its namespace's range; it fills in what is absent."""
     for assigned in (False, True):
-        world = World(manifest(), settings=replace(SETTINGS, platform_assigns_user=assigned))
+        world = World(manifest(), settings=settings_with(platform_assigns_user=assigned))
         world.settle()
         world.roll_out()
         world.settle()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,15 +16,15 @@ from outrider_operator.decide.profiling.shared_profiles import KEPT_S, MOST_SHAR
 from tests.unit.operator.decide.world import (
     EAGLE,
     PLD,
-    SETTINGS,
     World,
     manifest,
     rfc3339,
+    settings_with,
     started,
     target_profile,
 )
 
-SHARING = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=("platform",))
+SHARING = settings_with(namespace="outrider-system", profiles_shared_from=("platform",))
 CLAIM: dict[str, Any] = {"pvc": {"claimName": "models", "path": "target"}}
 
 
@@ -214,7 +213,7 @@ def test_newest_measurement_is_found_by_time(earlier: str) -> None:
     assert newest(old, new, keys) == newest(new, old, keys) == new
 
 
-UPGRADED = replace(SETTINGS, runtime_cpu_image="outrider/runtime-cpu:2", engine_version_cpu="0.32.0")
+UPGRADED = settings_with(runtime_cpu_image="outrider/runtime-cpu:2", engine_version_cpu="0.32.0")
 
 
 def upgraded(engine_version: str, **fields: Any) -> World:
@@ -225,7 +224,7 @@ def upgraded(engine_version: str, **fields: Any) -> World:
     world.report_states()
     world.settle()
     world.created_jobs.clear()
-    world.settings = replace(UPGRADED, runtime_upgrade_percent=100, **fields)
+    world.settings = UPGRADED.model_copy(update={"runtime_upgrade_percent": 100, **fields})
     world.settle()
     world.roll_out()
     world.settle()

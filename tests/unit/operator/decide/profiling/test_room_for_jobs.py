@@ -12,7 +12,7 @@ from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec import placement
 from outrider_operator.decide.profiling.product_profiles import MOST_HOSTNAMES
 
-from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node, manifest, started, unschedulable
+from tests.unit.operator.decide.world import CPU_NODE, World, gpu_node, manifest, settings_with, started, unschedulable
 
 
 @pytest.mark.parametrize(("product", "node"), [("cpu", CPU_NODE), ("NVIDIA-L4", gpu_node("a", "NVIDIA-L4"))])
@@ -20,7 +20,7 @@ from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node
 def test_a_serving_pod_without_a_node_keeps_no_job_away(product: str, node: Node, whose: str) -> None:
     """A zone that is not there, a misspelled claim, no room: only the scheduler knows whether a Job's going would help,
     and by the Jobs' priority class it acts on it. The operator neither stops Jobs for such a pod nor holds them up."""
-    settings = replace(SETTINGS, profiling_priority_class="outrider-profiling")
+    settings = settings_with(profiling_priority_class="outrider-profiling")
     world = World(manifest(accelerator={"products": [product]}), nodes=(node,), settings=settings)
     world.settle()
     world.roll_out()

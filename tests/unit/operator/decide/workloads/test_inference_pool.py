@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from outrider_operator.cluster_model import (
 from outrider_operator.decide import decide
 from outrider_operator.plan import Delete, fingerprint
 
-from tests.unit.operator.decide.world import SETTINGS, World, manifest
+from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
 
 ON: dict[str, Any] = {"gateway": {"inferencePool": True}}
 OPERATOR = {"podSelector": {"matchLabels": {"app": "outrider"}}}
@@ -180,7 +179,7 @@ def test_refused_pool_is_named_and_holds_nothing_up() -> None:
 
 def test_picker_may_read_the_metrics_under_the_policy() -> None:
     """It chooses by them; without them all pods look alike to it."""
-    world = World(manifest(**ON), settings=replace(SETTINGS, admin_port_peers=(OPERATOR,)))
+    world = World(manifest(**ON), settings=settings_with(admin_port_peers=(OPERATOR,)))
     world.settle()
 
     def peers() -> list[Object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.rollout_gate import HOLD, HOLD_ANNOTATION, SHRUNK_ANNOTATION
 
-from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, find, gpu_node, manifest, rfc3339
+from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest, rfc3339, settings_with
 
 NODES: dict[str, Any] = {"engine": {"nodes": 2, "tensorParallelSize": 2}}
 NAME = "chat-nodes"
@@ -454,7 +453,7 @@ def test_pods_of_groups_reach_each_other_under_the_network_policy() -> None:
     A quota that refused the second policy cut leaders off from their workers: each policy has the rule of its pods.
     """
     peers = ({"podSelector": {"matchLabels": {"app": "outrider"}}},)
-    world = Groups(manifest(**NODES), settings=replace(SETTINGS, admin_port_peers=peers))
+    world = Groups(manifest(**NODES), settings=settings_with(admin_port_peers=peers))
     plan = world.reconcile()
     (policy,) = find(plan, NETWORK_POLICY, lambda document: document["metadata"]["name"] == NAME)
     (rule,) = policy["spec"]["ingress"]
