@@ -1,4 +1,4 @@
-"""The pages of docs/reference that are made from the chart and the programs: chart-values.md and cli.md.
+"""What is made from the chart and the programs: docs/reference/chart-values.md, cli.md, and the schema of the values.
 
 `python -m setup.reference` writes them; `--check` fails where one is not up to date.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from setup.chart_values import DEFAULTS_FILE, SCHEMA_FILE, defaults_text, schema_text
 from setup.steps import REPOSITORY
 
 CHART_VALUES = REPOSITORY / "docs" / "reference" / "chart-values.md"
@@ -123,10 +124,15 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m setup.reference", description="Write docs/reference.")
+    parser = argparse.ArgumentParser(prog="python -m setup.reference", description="Write generated pages and files.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is not up to date")
     options = parser.parse_args(arguments)
-    pages = {CHART_VALUES: chart_values_page(), CLI: cli_page()}
+    pages = {
+        CHART_VALUES: chart_values_page(),
+        CLI: cli_page(),
+        SCHEMA_FILE: schema_text(),
+        DEFAULTS_FILE: defaults_text(),
+    }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if options.check:
         for path in stale:

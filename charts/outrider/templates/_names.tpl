@@ -1,3 +1,17 @@
+{{/* Sets each value that the release's values lack to its default. Every template begins with it: `helm upgrade --reuse-values`
+     renders with the values of an older chart, and a null removes a value. */}}
+{{- define "outrider.fill" -}}
+{{- range $path, $default := include "outrider.defaults" . | fromYaml }}
+{{- $names := splitList "." $path }}
+{{- $part := $.Values }}
+{{- range initial $names }}
+{{- if not (kindIs "map" (get $part .)) }}{{ $_ := set $part . dict }}{{ end }}
+{{- $part = get $part . }}
+{{- end }}
+{{- if not (hasKey $part (last $names)) }}{{ $_ := set $part (last $names) $default }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* Name of every object of the release that needs no other. */}}
 {{- define "outrider.fullname" -}}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}

@@ -43,9 +43,11 @@ def values(runtime: str = PRESENT_RUNTIME, **more: Any) -> dict[str, Any]:
     }
 
 
-def rendered(cluster: Kubectl, folder: Path, chart_values: dict[str, Any], name: str = RELEASE) -> list[dict[str, Any]]:
+def rendered(
+    cluster: Kubectl, folder: Path, chart_values: dict[str, Any], name: str = RELEASE, chart: Path = CHART
+) -> list[dict[str, Any]]:
     """The objects of `helm template`."""
-    text = cluster.helm("template", name, str(CHART), "-n", SYSTEM, "-f", write_values(folder, chart_values))
+    text = cluster.helm("template", name, str(chart), "-n", SYSTEM, "-f", write_values(folder, chart_values))
     return [document for document in yaml.safe_load_all(text) if document]
 
 

@@ -24,7 +24,7 @@ from setup.system import prometheus
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
-from tests.operator.chart.release import CHART, rendered, values
+from tests.operator.chart.release import CHART, RELEASE, rendered, values
 
 pytestmark = pytest.mark.cluster  # helm and its Kubernetes come with the cluster
 
@@ -70,6 +70,48 @@ def test_a_misspelled_value_is_an_error(any_cluster: Kubectl, tmp_path: Path) ->
     """values.schema.json is closed: a typo does not silently leave the default."""
     with pytest.raises(ClusterError, match="allowHostPath"):
         rendered(any_cluster, tmp_path, {"allowHostPath": True})
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["resyncInterval=0s", "fullnameOverride=MyName", "operator.env[0].name=OUTRIDER_NAMESPACE", "log.level=chatty"],
+)
+def test_a_value_that_cannot_work_is_refused(any_cluster: Kubectl, value: str) -> None:
+    """They rendered; then the API server refused the objects, or the operator reconciled without a pause."""
+    with pytest.raises(ClusterError, match=value.partition("=")[0].partition("[")[0].replace(".", "/")):
+        any_cluster.helm("template", RELEASE, str(CHART), "--set", value)
+
+
+def test_a_part_that_is_null_has_its_defaults(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """helm removes it from the values: a nil pointer."""
+    objects = rendered(any_cluster, tmp_path, {"runtime": {"image": None}, "log": None})
+    assert objects == rendered(any_cluster, tmp_path, {})
+
+
+@pytest.mark.parametrize("chosen", [{}, EVERYTHING], ids=["none", "all"])
+@pytest.mark.parametrize("defaults", [{}, "previous_values.yaml"], ids=["empty", "previous"])
+def test_values_of_an_older_chart_render(
+    any_cluster: Kubectl, tmp_path: Path, chosen: dict[str, Any], defaults: dict[str, Any] | str
+) -> None:
+    """`helm upgrade --reuse-values` renders with the older chart's values, which lack what was added since."""
+    older = tmp_path / "chart"
+    shutil.copytree(CHART, older)
+    text = "{}" if defaults == {} else (Path(__file__).parent / str(defaults)).read_text()
+    (older / "values.yaml").write_text(text)
+    assert rendered(any_cluster, tmp_path, chosen, chart=older) == rendered(any_cluster, tmp_path, chosen)
+
+
+def test_dashboards_of_two_releases_do_not_collide(any_cluster: Kubectl) -> None:
+    """Grafana's sidecar wrote both to one file, and Grafana refuses a second dashboard of a uid or title."""
+    seen: list[tuple[str, str, str]] = []
+    for namespace, release in (("a", "outrider"), ("b", "outrider"), ("a", "second")):
+        flags = ("-n", namespace, "--set", "grafanaDashboards.enabled=true", "-s", "templates/dashboards.yaml")
+        for document in yaml.safe_load_all(any_cluster.helm("template", release, str(CHART), *flags)):
+            for file, text in document["data"].items():
+                dashboard = json.loads(text)
+                seen.append((file, dashboard["uid"], dashboard["title"]))
+    assert [len(set(column)) for column in zip(*seen, strict=True)] == [9, 9, 9]
+    assert all(len(uid) <= 40 for _, uid, _ in seen)
 
 
 def test_the_chart_fits_into_another_one(any_cluster: Kubectl, tmp_path: Path) -> None:
