@@ -35,6 +35,8 @@ class Vitals:
     """Whether the engine's last report says that Outrider's plugin is active."""
     report_age_s: float | None = None
     """Age of the engine's last report; None before its first."""
+    report_problem: str = ""
+    """Why the engine's last report could not be read; empty if it could."""
     progress_age_s: float = 0.0
     """Time since the engine last finished a step or was idle."""
     loop_age_s: float = 0.0
@@ -55,11 +57,13 @@ def why_not_ready(vitals: Vitals) -> str:
     if vitals.engine_dead:
         return "the engine process has died"
     if vitals.report_age_s is None:
-        return "the plugin inside the engine has not reported: it was not loaded, or failed while loading"
+        return _because(vitals).removeprefix(": ") or (
+            "the plugin inside the engine has not reported: it was not loaded, or failed while loading"
+        )
     if not vitals.plugin_active:
         return "the plugin inside the engine is not active"
     if not plugin_reports(vitals):
-        return f"the plugin inside the engine last reported {vitals.report_age_s:.0f} s ago"
+        return f"the plugin inside the engine last reported {vitals.report_age_s:.0f} s ago{_because(vitals)}"
     return ""
 
 
@@ -72,7 +76,11 @@ def why_not_alive(vitals: Vitals) -> str:
     if vitals.loop_age_s > STUCK_S:
         return f"the API server has been stuck for {vitals.loop_age_s:.0f} s"
     if vitals.progress_age_s > STUCK_S:
-        return f"the engine has requests and has finished no step for {vitals.progress_age_s:.0f} s"
+        return f"the engine has requests and has finished no step for {vitals.progress_age_s:.0f} s{_because(vitals)}"
     if vitals.report_age_s is not None and vitals.report_age_s > STUCK_S:
-        return f"the engine process has not reported for {vitals.report_age_s:.0f} s"
+        return f"the engine process has not reported for {vitals.report_age_s:.0f} s{_because(vitals)}"
     return ""
+
+
+def _because(vitals: Vitals) -> str:
+    return f": its report cannot be read: {vitals.report_problem}" if vitals.report_problem else ""

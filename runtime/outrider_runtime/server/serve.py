@@ -26,7 +26,7 @@ from outrider_runtime.server.engine_server import SIGNALLED, Drain, EngineDiedEr
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.group_place import GroupPlace
 from outrider_runtime.server.group_worker import LeaderWatch, run_worker
-from outrider_runtime.server.health import Phase
+from outrider_runtime.server.health import Phase, why_not_alive
 from outrider_runtime.server.request_traces import request_traces, trace_arguments, trace_environment
 from outrider_runtime.server.server_environment import server_environment
 from outrider_runtime.server.server_errors import StartupError
@@ -89,13 +89,17 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain, place: GroupPlac
     logger.info("loading %s; its state is at %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
     try:
         if plan is None:
-            return _serve_torch(serving, watch, listeners.api, drain)
-        return _serve_until_drained(plan, serving, watch, listeners.api, drain, place)
+            status = _serve_torch(serving, watch, listeners.api, drain)
+        else:
+            status = _serve_until_drained(plan, serving, watch, listeners.api, drain, place)
     except EngineDiedError as error:
         raise StartupError(f"{error}: {cause(run_dir) or 'see its last log lines above'}") from error
     except _StoppedWhileStarting as stop:
         logger.warning("stopped while the engine was starting")
         return stop.status
+    if reason := why_not_alive(watch.vitals()):  # the kubelet keeps the log's end as the reason of a restart
+        logger.error("the pod was stopped while %s", reason)
+    return status
 
 
 def _plan(serving: Serving) -> LaunchPlan:

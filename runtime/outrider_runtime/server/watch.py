@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_state import AdapterState, RuntimeState
 
+from outrider_runtime.error_text import with_type
 from outrider_runtime.server.gate import GateFacts
 from outrider_runtime.server.health import Phase, Vitals, plugin_reports, why_not_ready
 
@@ -75,6 +76,8 @@ class EngineWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._server: Callable[[], ServerView] = ServerView
+        self._problem = ""
+        """Why the last poll failed."""
         self._sighting = Sighting(state=None, reported_at=None, progressed_at=clock())
 
     def follow(self, server: Callable[[], ServerView]) -> None:
@@ -86,13 +89,15 @@ class EngineWatch:
         threading.Thread(target=self._poll_forever, name="outrider-watch", daemon=True).start()
 
     def poll(self) -> None:
-        """Read the snapshot once. If it cannot be read, the previous one stays, and the probes judge its age."""
+        """Read the snapshot once. If that fails, the previous one stays, and the probes judge its age."""
         try:
-            state = self._read()
-        except (OSError, ValueError) as error:
-            logger.error("the engine's snapshot cannot be read: %s", error)
-            state = self._sighting.state
-        self._sighting = sight(self._sighting, state, self._server().unfinished, self._clock())
+            self._sighting = sight(self._sighting, self._read(), self._server().unfinished, self._clock())
+            self._problem = ""
+        except Exception as error:  # the thread must survive any: without it the pod ends without a reason
+            problem = with_type(error)
+            if problem != self._problem:  # it may come four times a second
+                logger.error("the engine's report cannot be read", exc_info=error)
+            self._problem = problem
 
     def _poll_forever(self) -> None:
         while True:
@@ -110,6 +115,7 @@ class EngineWatch:
             plugin_active=sighting.state is not None and sighting.state.plugin_active,
             report_age_s=None if sighting.reported_at is None else time_s - sighting.reported_at,
             progress_age_s=time_s - sighting.progressed_at,
+            report_problem=self._problem,
             loop_age_s=0.0 if server.loop_beat is None else time_s - server.loop_beat,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.server.health import STALE_REPORT_S, STUCK_S, Phase, Vitals, why_not_alive, why_not_ready
 from outrider_runtime.server.watch import EngineWatch, ServerView, Sighting, sight
@@ -123,3 +124,27 @@ def test_ready_in_the_state_agrees_with_the_probe() -> None:
     assert not state.plugin_active
     assert state.reported_at == 7.0
     assert why_not_ready(watch.vitals()) != ""
+
+
+def test_watch_survives_any_error_and_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: an exception of another kind than expected ended the thread without a word, and later the pod."""
+    broken = TypeError("a broken report")
+    clock, answers = [0.0], list[RuntimeState | Exception]([_state(1.0), broken, broken, _state(2.0)])
+
+    def read() -> RuntimeState:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    watch = EngineWatch(read, blank=_state(written_at=0.0), clock=lambda: clock[0], wall_clock=lambda: 1000.0)
+    watch.follow(lambda: ServerView(phase=Phase.SERVING))
+    watch.poll()
+    clock[0] = STUCK_S + 1
+    for _ in range(2):
+        watch.poll()
+    assert len(caplog.records) == 1
+    for reason in (why_not_ready(watch.vitals()), why_not_alive(watch.vitals())):
+        assert reason.endswith("its report cannot be read: TypeError: a broken report")
+    watch.poll()
+    assert why_not_ready(watch.vitals()) == why_not_alive(watch.vitals()) == ""
