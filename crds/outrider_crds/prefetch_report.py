@@ -11,6 +11,9 @@ from outrider_crds.contract import Contract
 PREFETCH_SCHEMA = 1
 PREFETCH_PATH = "/outrider/prefetch"
 """Page of the pod's admin port."""
+PREFETCH_REFUSED = 69
+"""Exit code of a download that no second attempt mends, such as a model that is not there or a token that is refused;
+EX_UNAVAILABLE of sysexits.h."""
 Bytes = Annotated[int, Field(ge=0, le=10**18)]
 
 
@@ -22,3 +25,5 @@ class PrefetchProgress(Contract):
     """Bytes of all models that are on the claim."""
     total_bytes: Bytes = 0
     """Bytes of all models, as the hub names them; 0 before it answers."""
+    trouble: Annotated[str, Field(max_length=512)] = ""
+    """What keeps the download back; it is tried again by itself. Empty while it goes on."""

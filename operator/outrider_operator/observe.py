@@ -39,10 +39,10 @@ from outrider_operator.cluster_model import (
     picker_name,
     read_status,
 )
+from outrider_operator.decide.job_pods import is_finished, pod_of
 from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
-from outrider_operator.decide.pod_states import is_being_created, unschedulable_since
-from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
+from outrider_operator.decide.pod_troubles import is_being_created, unschedulable_since
 from outrider_operator.kinds import ResourceKind, child_kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.replica_writers import ReplicaWriter, noted, rivals

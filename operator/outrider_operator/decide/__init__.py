@@ -65,7 +65,8 @@ from outrider_operator.decide.model_download import Prefetch, plan_prefetch, pre
 from outrider_operator.decide.ownership import Children, selector
 from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pod_states import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
+from outrider_operator.decide.pod_states import LOOK_AGAIN_S, Pods, pods_of, revision_of
+from outrider_operator.decide.pod_troubles import is_being_created
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.known_profiles import Sources, sources_of, unread_sources

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
-from outrider_crds.prefetch_report import PrefetchProgress
+from outrider_crds.prefetch_report import PREFETCH_REFUSED, PrefetchProgress
 from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import (
@@ -24,11 +24,12 @@ from outrider_operator.cluster_model import (
     ServiceIdentity,
 )
 from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.job_pods import has_succeeded, is_done, is_finished, pod_of, why_failed
 from outrider_operator.decide.ownership import Children, owner_reference
 from outrider_operator.decide.pod_spec.job import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
-from outrider_operator.decide.pod_states import LOOK_AGAIN_S, pods_of
-from outrider_operator.decide.profiling.job_outcome import pod_of
+from outrider_operator.decide.pod_states import LOOK_AGAIN_S, why_not_running
+from outrider_operator.decide.pod_troubles import has_ended, how_it_ended
 from outrider_operator.decide.profiling.measurement_request import attempt_hash
 from outrider_operator.decide.revisions import canary_revision_name, current_revision_name, revision_in
 from outrider_operator.plan import Delete
@@ -37,12 +38,11 @@ from outrider_operator.validation.reading import (
     condition_of,
     controller_uid,
     cut,
+    ended,
     integer,
     is_being_deleted,
-    is_true,
     items,
     last_lines,
-    mapping,
     name_of,
     text,
     uid_of,
@@ -54,8 +54,9 @@ DOWNLOADER = "prefetch"
 """Name of the Job's container."""
 _RETRIES = 3
 _LAST_LINES = 3
-_NO_PROGRAM_CODES = frozenset({126, 127, 128})
-"""Exit codes of a container whose command is not in its image."""
+_NO_PROGRAM_CODES = (126, 127)
+"""Exit codes of a shell or container runtime whose command is not in its image."""
+_PROGRAM = "outrider-prefetch"
 _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")
 """The Job controller's words about a container that matched a rule of the Job's podFailurePolicy."""
 
@@ -74,14 +75,14 @@ class Prefetch:
     is_due: bool
     """Must the wanted revision wait until the models are there?"""
     job: Object | None = None
+    pod: Object | None = None
+    """The Job's newest pod."""
     has_begun: bool = False
     """Does the Job's pod run, or has it succeeded?"""
     why_not_running: str = ""
     """What keeps the Job from having a pod, or the pod from downloading, in a sentence; empty while it does."""
     is_program_missing: bool = False
     """Is the runtime image one of a release that cannot prefetch?"""
-    last_lines: str = ""
-    """Last words of a download that failed."""
     progress: PrefetchProgress | None = None
     refused: ApiRefusal | None = None
     """What the API server has against the Job."""
@@ -97,12 +98,16 @@ class Prefetch:
 
     @property
     def is_complete(self) -> bool:
-        return self.is_current and self.job is not None and is_true(self.job, "Complete")
+        return self.is_current and self.job is not None and has_succeeded(self.job, self.pod, DOWNLOADER)
 
     @property
     def has_failed(self) -> bool:
         """Failed with today's settings; with others it is tried again."""
-        return self.is_of_these_settings and is_true(self.job or {}, "Failed")
+        return self.is_of_these_settings and self.has_ended and not self.is_complete
+
+    @property
+    def has_ended(self) -> bool:
+        return self.job is not None and is_done(self.job, self.pod, DOWNLOADER)
 
     @property
     def is_of_these_settings(self) -> bool:
@@ -137,10 +142,10 @@ def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -
         attempt=attempt_hash(spec, desired.image),
         is_due=_is_due(children, desired),
         job=job,
+        pod=pod,
         has_begun=text(pod, "status", "phase") in ("Running", "Succeeded"),
-        why_not_running=_why_not_running(observed, job, pod),
-        is_program_missing=not _NO_PROGRAM_CODES.isdisjoint(_exit_codes(job, pod)),
-        last_lines=_last_lines(pod),
+        why_not_running=why_not_running(job, pod, observed.warnings, observed.at),
+        is_program_missing=_is_program_missing(job, pod),
         progress=observed.prefetch_progress,
         refused=next((refusal for refusal in observed.refusals if refusal.component == PREFETCH), None),
     )
@@ -161,7 +166,12 @@ def plan_prefetch(
     job = _own(observed.prefetch_jobs, observed.identity)
     if job is not None and is_being_deleted(job):
         return PrefetchPlan(requeue_after_s=2.0)
-    if prefetch is None or (job is not None and not prefetch.is_current) or _is_worth_retry(prefetch):
+    if (
+        prefetch is None
+        or (job is not None and not prefetch.is_current)
+        or _is_worth_retry(prefetch)
+        or _lingers(prefetch)
+    ):
         return PrefetchPlan(delete=_deletions(job), requeue_after_s=2.0 if job is not None else None)
     if not prefetch.holds or desired.spec.paused:
         return PrefetchPlan()
@@ -176,7 +186,13 @@ def _is_worth_retry(prefetch: Prefetch) -> bool:
     """Have the settings changed since the Job failed, or before its pod found a node and its image?"""
     if not prefetch.is_current or prefetch.is_complete or prefetch.is_of_these_settings:
         return False
-    return is_true(prefetch.job or {}, "Failed") or not prefetch.has_begun
+    return prefetch.has_ended or not prefetch.has_begun
+
+
+def _lingers(prefetch: Prefetch) -> bool:
+    """Is the download done, and does only a sidecar keep its pod? It is needed until the models have pods."""
+    is_held = prefetch.job is not None and not is_finished(prefetch.job)
+    return prefetch.is_complete and is_held and not prefetch.is_due
 
 
 def _is_due(children: Children, desired: DesiredState) -> bool:
@@ -190,41 +206,30 @@ def _own(jobs: Iterable[Object], owner: ServiceIdentity) -> Object | None:
     return next((job for job in jobs if controller_uid(job) == owner.uid), None)
 
 
-def _why_not_running(observed: Observed, job: Object | None, pod: Object | None) -> str:
-    if pod is None:
-        return cut(observed.warnings.get(name_of(job or {}), ""), 500)
-    if text(pod, "status", "phase") != "Pending":
-        return ""
-    return pods_of(None, [pod], observed.warnings, observed.at).why_not_ready()
-
-
-def _last_lines(pod: Object | None) -> str:
-    """The last words of the container that ended."""
-    said = next((text(ending, "message") for ending in _endings(pod)), "")
-    return last_lines(said, _LAST_LINES)
-
-
-def _endings(pod: Object | None) -> list[Object]:
-    """How the pod's containers ended."""
-    ended = (mapping(status, "state", "terminated") for status in items(pod, "status", "containerStatuses"))
-    return [ending for ending in ended if ending]
-
-
-def _exit_codes(job: Object | None, pod: Object | None) -> set[int]:
-    """Exit codes of the downloader. The Job keeps the one that ended it; its pod may be gone."""
-    failed = condition_of(job or {}, "Failed")
-    by_policy = failed.get("status") == "True" and text(failed, "reason") == "PodFailurePolicy"
-    said = _EXIT_CODE.search(text(failed, "message")) if by_policy else None
-    return {*(integer(ending, "exitCode") for ending in _endings(pod)), *([int(said[1])] if said else [])}
+def _is_program_missing(job: Object | None, pod: Object | None) -> bool:
+    """Is there no downloader in the image? The Job may tell the exit code of a pod that is gone."""
+    end, failed = ended(pod, DOWNLOADER), condition_of(job or {}, "Failed")
+    is_by_policy = failed.get("status") == "True" and text(failed, "reason") == "PodFailurePolicy"
+    said = _EXIT_CODE.search(text(failed, "message")) if is_by_policy else None
+    codes = {integer(end, "exitCode"), int(said[1]) if said else 0}
+    # Any container that cannot be made ends with code 128; for want of its program, runc and crun name it.
+    is_named = text(end, "reason") == "StartError" and _PROGRAM in text(end, "message")
+    return is_named or not codes.isdisjoint(_NO_PROGRAM_CODES)
 
 
 def failure(prefetch: Prefetch) -> str:
     """Why the download failed, in a sentence."""
-    why = prefetch.last_lines or text(condition_of(prefetch.job or {}, "Failed"), "message") or "no reason given"
+    why = _last_words(prefetch) or why_failed(prefetch.job or {}) or "no reason given"
     models = ", ".join(prefetch.models)
     said = f"Downloading {models} into claim {prefetch.claim} failed: {why.rstrip('.')}"
     job = name_of(prefetch.job or {})
     return cut(f"{said}. Correct the spec, or delete Job {job} to try again.", 2048)
+
+
+def _last_words(prefetch: Prefetch) -> str:
+    """The downloader's, or how its pod ended where it never ran."""
+    said = last_lines(text(ended(prefetch.pod, DOWNLOADER), "message"), _LAST_LINES)
+    return said or (how_it_ended(prefetch.pod) if prefetch.pod is not None and has_ended(prefetch.pod) else "")
 
 
 def _deletions(job: Object | None) -> tuple[Delete, ...]:
@@ -238,17 +243,17 @@ def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredSta
         "annotations": {KEY_ANNOTATION: f"{prefetch.key}/{prefetch.attempt}"},
         "ownerReferences": [owner_reference(owner, controller=True)],
     }
-    codes = {"containerName": DOWNLOADER, "operator": "In", "values": sorted(_NO_PROGRAM_CODES)}
-    no_program = {"action": "FailJob", "onExitCodes": codes}
+    codes = {"containerName": DOWNLOADER, "operator": "In", "values": sorted((PREFETCH_REFUSED, *_NO_PROGRAM_CODES))}
+    final = {"action": "FailJob", "onExitCodes": codes}
     pod = _pod(settings, spec, desired.image)
-    return job_document(owner, spec, PREFETCH, metadata, pod, retries=_RETRIES, failures=(no_program,))
+    return job_document(owner, spec, PREFETCH, metadata, pod, retries=_RETRIES, failures=(final,))
 
 
 def _pod(settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str) -> Object:
     """A pod that needs the claim and no GPU, on a node where serving pods may run: some claims bind a volume in the
     zone of their first pod."""
     program = {
-        "command": ["outrider-prefetch"],
+        "command": [_PROGRAM],
         "args": _arguments(spec),
         "resources": resources_without_devices(spec),
     }

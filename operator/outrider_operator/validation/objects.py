@@ -102,8 +102,10 @@ LABELS = frozenset(
     | {"app.kubernetes.io/name", "app.kubernetes.io/instance", "batch.kubernetes.io/controller-uid"}
 )
 """Labels that decisions read."""
-_POD_SPEC = ("nodeName", "tolerations")
-_POD_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
+_POD_SPEC = ("nodeName", "schedulingGates", "tolerations")
+_POD_STATUS = (
+    "phase", "reason", "message", "podIP", "conditions", "initContainerStatuses", "containerStatuses",
+)  # fmt: skip
 _SERVICE_METADATA = (
     "name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp",
     "annotations",

@@ -105,6 +105,12 @@ def unix_seconds(timestamp: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def ended(pod: Any, container: str) -> Object:
+    """How the pod's container of this name ended; {} before."""
+    statuses = items(pod, "status", "containerStatuses")
+    return next((mapping(status, "state", "terminated") for status in statuses if status.get("name") == container), {})
+
+
 def created_s(document: Any) -> float:
     """Unix time of the object's creation; 0 if it does not say."""
     return unix_seconds(text(document, "metadata", "creationTimestamp")) or 0.0

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import integer, items, mapping, text
+from outrider_operator.validation.reading import ended, integer, text
 
 PROFILER = "profiler"
 """Name of the container in a profiling pod."""
@@ -30,14 +30,11 @@ class Termination:
 
 def termination_of(pod: Object | None) -> Termination | None:
     """End of the pod's container; None while it runs, or if there is none."""
-    statuses = items(pod, "status", "containerStatuses")
-    profiler: Object = next((status for status in statuses if status.get("name") == PROFILER), {})
-    ended = mapping(profiler, "state", "terminated")
-    if not ended:
+    if not (end := ended(pod, PROFILER)):
         return None
-    message = text(ended, "message")[:TERMINATION_MESSAGE_LIMIT]
-    reason = text(ended, "reason")[:_MOST_REASON]
-    return Termination(profiling_result(message), integer(ended, "exitCode"), reason, message)
+    message = text(end, "message")[:TERMINATION_MESSAGE_LIMIT]
+    reason = text(end, "reason")[:_MOST_REASON]
+    return Termination(profiling_result(message), integer(end, "exitCode"), reason, message)
 
 
 def profiling_result(message: str) -> ProfilingResult | InvalidInput:

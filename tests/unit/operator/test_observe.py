@@ -10,8 +10,8 @@ import pytest
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import JOB_NAME_LABEL, PREFETCH, PROFILING, SHARED_PROFILE, Object
 from outrider_operator.decide import decide
+from outrider_operator.decide.job_pods import pod_of
 from outrider_operator.decide.ownership import labels
-from outrider_operator.decide.profiling.job_outcome import pod_of
 from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,

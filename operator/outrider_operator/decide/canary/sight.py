@@ -13,7 +13,8 @@ from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.arms import Arms, PodReport, impossible, updated
 from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
 from outrider_operator.decide.canary.pools import Pools
-from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
+from outrider_operator.decide.pod_states import Pods, revision_of
+from outrider_operator.decide.pod_troubles import scheduler_says, unschedulable_since
 from outrider_operator.validation.reading import condition_of, cut, integer, items, name_of, text, unix_seconds
 
 _SETTLED_S = 60.0

@@ -40,6 +40,8 @@ def _waiting(prefetch: Prefetch) -> str:
         why = f" {prefetch.why_not_running.rstrip('.')}." if prefetch.why_not_running else ""
         return cut(f"The download of {what} has not begun.{why}", 2048)
     progress = prefetch.progress
+    if progress is not None and progress.trouble:
+        return cut(f"Downloading {what} before pods start is held up: {progress.trouble}.", 2048)
     if progress is None or not progress.total_bytes:
         return cut(f"Downloading {what} before pods start.", 2048)
     share = 100 * progress.downloaded_bytes / progress.total_bytes

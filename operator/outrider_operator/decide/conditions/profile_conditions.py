@@ -12,15 +12,16 @@ from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpec
 from outrider_crds.status import BreakEven, ConditionReason, LongContextStatus, ProfileStatus
 
-from outrider_operator.cluster_model import CONFIG_MAP, JOB, ApiRefusal, Object
+from outrider_operator.cluster_model import CONFIG_MAP, JOB, ApiRefusal
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pod_states import Pods, scheduler_says, unschedulable_since, without_made_up_name
+from outrider_operator.decide.pod_states import Pods, why_not_running
+from outrider_operator.decide.pod_troubles import unschedulable_since
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, with_nodes
-from outrider_operator.validation.reading import annotation, cut, items, mapping, name_of, text
+from outrider_operator.validation.reading import annotation, cut, name_of
 
 NOISY_PERCENT = 25.0
 """Run-to-run spread, or held-out error, above which a profile is too noisy to decide by."""
@@ -235,18 +236,8 @@ def _job_sentence(inputs: ProfileInputs, profile: ProductProfile) -> str:
     job = name_of(profile.job or {})
     if is_running(profile.pod):
         return f"{profile.keys.product}: Job {job} is measuring; pods learn their step times online meanwhile."
-    pod = profile.pod or {}
-    warning = cut(without_made_up_name(inputs.warnings.get(name_of(pod) or job, "")), 500)
-    why = scheduler_says(pod) or _container_waits(pod) or warning or "its pod is starting"
+    why = why_not_running(profile.job, profile.pod, inputs.warnings, inputs.pods.at) or "its pod is starting"
     return f"{profile.keys.product}: Job {job} waits: {why.rstrip('.')}; pods learn their step times online meanwhile."
-
-
-def _container_waits(pod: Object) -> str:
-    for status in items(pod, "status", "containerStatuses"):
-        waiting = mapping(status, "state", "waiting")
-        if text(waiting, "reason") not in ("", "ContainerCreating", "PodInitializing"):
-            return cut(f"{text(waiting, 'reason')}: {text(waiting, 'message')}", 400)
-    return ""
 
 
 def _no_node(desired: DesiredState, product: str) -> str:

@@ -16,7 +16,8 @@ from outrider_operator.decide.conditions.downloads import models_progressing, mo
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.model_download import Prefetch
-from outrider_operator.decide.pod_states import Pods, revision_of, scheduler_says, unschedulable_since
+from outrider_operator.decide.pod_states import Pods, revision_of
+from outrider_operator.decide.pod_troubles import scheduler_says, unschedulable_since
 from outrider_operator.decide.revisions import Revision, revision_in
 from outrider_operator.decide.rollout_gate import is_held
 from outrider_operator.validation.reading import condition_of, cut, dig, integer, items, name_of, text, unix_seconds

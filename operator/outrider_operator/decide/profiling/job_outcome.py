@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from outrider_crds.profile import ProfilingResult
 
-from outrider_operator.cluster_model import JOB_NAME_LABEL, Object
+from outrider_operator.cluster_model import Object
+from outrider_operator.decide.job_pods import why_failed
+from outrider_operator.decide.pod_troubles import has_ended as has_pod_ended
+from outrider_operator.decide.pod_troubles import how_it_ended
 from outrider_operator.decide.profile_store import Failure, Store, failed
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import (
-    condition_of,
-    created_s,
     cut,
-    is_true,
-    label,
     last_lines,
-    name_of,
     text,
     uid_of,
 )
@@ -25,17 +21,6 @@ from outrider_operator.validation.results import Termination, termination_of
 
 _MESSAGE_LIMIT = 1024
 _LAST_LINES = 6
-
-
-def is_finished(job: Object) -> bool:
-    return any(is_true(job, kind) for kind in ("Complete", "Failed"))
-
-
-def pod_of(job: Object, pods: Iterable[Object]) -> Object | None:
-    """The Job's newest pod."""
-    mine = [pod for pod in pods if label(pod, JOB_NAME_LABEL) == name_of(job)]
-    mine = [pod for pod in mine if label(pod, "batch.kubernetes.io/controller-uid") in ("", uid_of(job))]
-    return max(mine, key=created_s, default=None)
 
 
 def is_running(pod: Object | None) -> bool:
@@ -110,7 +95,7 @@ def _all_failed(store: Store, request: MeasurementRequest, failure: Failure) -> 
 
 
 def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure:
-    """A failure described by the pod's last lines; without any, by the kubelet or the Job controller."""
+    """A failure described by the profiler's last lines; without any, by how the pod ended, or by the Job controller."""
     said = last_lines(words.message, _LAST_LINES) if words is not None else ""
     if text(pod, "status", "reason") == "DeadlineExceeded":
         what = "It ran longer than profiling.timeout and was stopped"
@@ -118,7 +103,9 @@ def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure
         what = f"It left no result that can be read ({words.result.detail})"
     elif words is not None:
         what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"
+    elif pod is not None and has_pod_ended(pod):
+        what = how_it_ended(pod)
     else:
-        what = text(condition_of(job, "Failed"), "message") or "Its pod left no result"
+        what = why_failed(job) or "Its pod left no result"
     last = f"; its last lines: {said}" if said else ""
     return Failure(reason="JobFailed", message=cut(what + last, _MESSAGE_LIMIT), job=uid_of(job))

@@ -8,10 +8,11 @@ from outrider_crds.spec import ProfilingMode
 
 from outrider_operator.cluster_model import JOB, Object, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.job_pods import is_done
 from outrider_operator.decide.ownership import owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.job_manifest import NODES_ANNOTATION, job_manifest, nodes_mark
-from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
+from outrider_operator.decide.profiling.job_outcome import is_running
 from outrider_operator.decide.profiling.measurement_request import attempt_hash, request_of
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable, with_nodes
 from outrider_operator.decide.profiling.shared_objects import deletion, joins, leave
@@ -25,6 +26,7 @@ from outrider_operator.validation.reading import (
     text,
     uid_of,
 )
+from outrider_operator.validation.results import PROFILER
 
 _TERMINATION_MESSAGE_WAIT_S = 2.0
 """Seconds until the next reconcile while a pod's termination message is missing: it follows the end of the Job soon."""
@@ -86,7 +88,7 @@ def _step(
         return _begin(view, settings, desired, profile, may_bring_node) if pods_are_placed else JobPlan()
     if is_being_deleted(profile.job):
         return JobPlan()
-    if is_finished(profile.job):
+    if is_done(profile.job, profile.pod, PROFILER):
         return _end(view, profile, profile.job)
     if _must_stop(view.owner, desired, profile, profile.job) or _waits_elsewhere(view, profile, profile.job):
         return _deletion(deletion(JOB, profile.job))

@@ -11,14 +11,16 @@ from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 
 from outrider_operator.cluster_model import Node, Object, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.job_pods import is_done, pod_of
 from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, all_tolerations, fitting_nodes
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pod_states import MOST_TOLERATIONS, Pods
 from outrider_operator.decide.profile_store import Failure, Profiles, Store
-from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
+from outrider_operator.decide.profiling.job_outcome import absorb, has_ended
 from outrider_operator.decide.profiling.known_profiles import Sources, known_elsewhere, newest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, attempt_hash, request_of
 from outrider_operator.validation.reading import items, name_of, unix_seconds
+from outrider_operator.validation.results import PROFILER
 
 MOST_HOSTNAMES = 64
 """Nodes that a Job may name. One of so many becomes free as soon as any, and the manifest stays small."""
@@ -78,7 +80,7 @@ class ProductProfile:
 
     @property
     def job_is_active(self) -> bool:
-        return self.job is not None and not is_finished(self.job)
+        return self.job is not None and not is_done(self.job, self.pod, PROFILER)
 
     def failure(self, key: str) -> Failure | None:
         """Why `key` could not be measured under the current settings."""
@@ -167,7 +169,7 @@ def _served_first(view: ProfilingView, desired: DesiredState, product: str) -> l
 
 
 def _with_outcome(view: ProfilingView, store: Store, job: Object | None, pod: Object | None) -> Store:
-    if job is None or not is_finished(job) or not is_readable(view.at, job, pod):
+    if job is None or not is_done(job, pod, PROFILER) or not is_readable(view.at, job, pod):
         return store
     request = request_of(job)
     return absorb(store, job, pod, request) if request is not None else store

@@ -166,12 +166,62 @@ def test_failed_download_is_repeated_once_the_spec_is_mended() -> None:
     assert world.reason(C.PROGRESSING) == "True/WaitingForModels"
 
 
-def test_image_of_an_earlier_release_lets_pods_download() -> None:
-    """It has no such program: the service must not wait for ever."""
+@pytest.mark.parametrize(
+    ("words", "is_rolled_out"),
+    [
+        ('exec: "outrider-prefetch": executable file not found in $PATH', True),
+        ("failed to create shim task: context deadline exceeded", False),
+    ],
+)
+def test_image_without_the_program_lets_pods_download(words: str, is_rolled_out: bool) -> None:
+    """A service must not wait for ever for what its image lacks, nor roll out after any container that was not made."""
     world = started()
-    world.finish_job(NAME, "exec: outrider-prefetch: not world", exit_code=128, reason="StartError")
+    world.finish_job(NAME, words, exit_code=128, reason="StartError")
     world.settle()
-    assert (DEPLOYMENT, "chat") in world.objects
+    assert ((DEPLOYMENT, "chat") in world.objects) is is_rolled_out
+
+
+def test_download_beside_a_sidecar_is_complete_and_goes() -> None:
+    """In a mesh namespace no Deployment ever came: an ordinary sidecar kept the Job active."""
+    world = started()
+    world.finish_job(NAME, "")
+    world.join_sidecar(NAME)
+    world.reconcile()
+    assert phase(world) == "Complete"
+    world.serve()
+    assert world.reason(C.UPDATED) == "True/UpToDate"
+    assert (JOB, NAME) not in world.objects, "its pod held memory for nothing"
+
+
+def test_download_that_fails_beside_a_sidecar_says_why() -> None:
+    world = started()
+    world.finish_job(NAME, "outrider-prefetch: model 'org/target' cannot be had: 404", exit_code=69, reason="Error")
+    world.join_sidecar(NAME)
+    world.reconcile()
+    assert phase(world) == "Failed"
+    assert "404" in world.condition(C.PROGRESSING).message
+
+
+def test_download_whose_init_container_fails_says_why() -> None:
+    """The words were "Job has reached the specified backoff limit"."""
+    world = started()
+    world.finish_job(NAME, "", exit_code=1)
+    status = world.job_pods[NAME]["status"]
+    ended = {"exitCode": 3, "reason": "Error", "message": "vault: permission denied"}
+    status |= {"containerStatuses": [], "initContainerStatuses": [{"name": "vault", "state": {"terminated": ended}}]}
+    world.settle()
+    assert "init container vault: exit code 3 (Error); its last lines: vault: permission denied" in (
+        world.condition(C.PROGRESSING).message
+    )
+
+
+def test_download_that_is_held_up_says_by_what() -> None:
+    """A hub that answered 503 was "Downloading 3.0 GB of 16.0 GB" for ever."""
+    world = started()
+    world.job_pods[NAME] = download_pod("Running")
+    world.prefetch_progress = PrefetchProgress(model="org/target", trouble="503 Service Unavailable")
+    world.settle()
+    assert "is held up: 503 Service Unavailable." in world.condition(C.PROGRESSING).message
 
 
 @pytest.mark.parametrize(

@@ -317,15 +317,23 @@ class World:
         """The Job's pod ends with `message` as its termination message."""
         job = self.objects[JOB, job_name]
         ended = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+        (container,) = job["spec"]["template"]["spec"]["containers"]
         self.job_pods[job_name] = {
             "metadata": {"name": f"{job_name}-x", "labels": {"batch.kubernetes.io/job-name": job_name}},
             "status": {
                 "phase": "Failed" if exit_code else "Succeeded",
-                "containerStatuses": [{"name": "profiler", "state": ended}],
+                "containerStatuses": [{"name": container["name"], "state": ended}],
             },
         }
         kind = "Failed" if exit_code else "Complete"
         job["status"] = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": rfc3339(self.now)}]}
+
+    def join_sidecar(self, job_name: str) -> None:
+        """The mesh put an ordinary container into the Job's pod. It runs on, so neither pod nor Job ever ends."""
+        self.objects[JOB, job_name]["status"] = {"active": 1}
+        status = self.job_pods[job_name]["status"]
+        status["phase"] = "Running"
+        status["containerStatuses"].append({"name": "istio-proxy", "state": {"running": {}}})
 
     def measure(self, job_name: str, *, failing: dict[str, str] | None = None, **target: Any) -> None:
         """The Job measures what it was request to; `failing` maps drafter name -> reason."""

@@ -174,7 +174,11 @@ LATE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineEx
     ("pod", "deployment", "said"),
     [
         ({"spec": GATES}, {}, "waits for its scheduling gates (example.com/quota) to be removed."),
-        ({"status": {"initContainerStatuses": [INITIAL]}}, {}, "Pod chat-canary-0 cannot start: back-off."),
+        (
+            {"status": {"initContainerStatuses": [INITIAL]}},
+            {},
+            "Init container fetch of pod chat-canary-0 cannot start: back-off.",
+        ),
         ({}, {"status": {"conditions": LATE}}, "within rollout.progressDeadline (20m). Pod chat-canary-0 is starting."),
     ],
 )

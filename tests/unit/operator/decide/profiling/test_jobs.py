@@ -191,3 +191,18 @@ def test_a_job_that_says_that_steps_are_free_fails_and_its_service_goes_on(costs
     world.patch(replicas=3)
     world.settle()
     assert world.deployment()["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize(("message", "exit_code"), [("", 0), ("no memory", 137)])
+def test_profiler_beside_a_sidecar_is_believed_and_goes(message: str, exit_code: int) -> None:
+    """An ordinary sidecar kept the Job "measuring" until its deadline."""
+    world = started()
+    (job,) = world.jobs()
+    if exit_code:
+        world.finish_job(job, message, exit_code=exit_code, reason="OOMKilled")
+    else:
+        world.measure(job)
+    world.join_sidecar(job)
+    world.settle()
+    assert world.jobs() == []
+    assert world.reason(C.PROFILES_READY) == ("False/Failed" if exit_code else "True/Profiled")
