@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from outrider_crds.counters import DrafterCounters
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
-from outrider_operator.cluster_model import DrafterFigures, WindowFigures
+from outrider_crds.runtime_state import ServiceCounters
+from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.demand import Load, capacity, load_of
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.plans import ExecutionMode
@@ -98,17 +100,17 @@ def mean_tpot_ms(engine: ReplayEngine) -> float:
     return 1000 * float(tpot_s.mean())
 
 
-def window(engine: ReplayEngine) -> WindowFigures:
+def window(engine: ReplayEngine) -> WindowCounts:
     """What the operator has of these steps."""
     assert isinstance(engine.policy, Controller)
     tally = engine.policy.state().tally
-    accepted, pairs = int(tally.of_drafter[:, ACCEPTED].sum()), int(tally.lengths.sum())
-    return WindowFigures(
-        window_s=engine.now, pods_answered=1, pods_ready=1, output_tokens=tally.output_tokens, request_steps=pairs,
-        busy_steps=tally.steps, busy_s=tally.busy_s, tokens_per_step=1 + accepted / pairs,
-        drafters={"all": DrafterFigures(accepted=accepted)}, batch_squared=tally.batch_squared,
-        batch_accepted=tally.batch_accepted, batch_busy_s=tally.batch_busy_s, prompt_busy_s=tally.prompt_busy_s,
+    counted = ServiceCounters(
+        output_tokens=tally.output_tokens, draft_length_steps=tally.lengths.tolist(), steps=tally.steps,
+        busy_s=tally.busy_s, batch_squared=tally.batch_squared, batch_accepted=tally.batch_accepted,
+        batch_busy_s=tally.batch_busy_s, prompt_busy_s=tally.prompt_busy_s,
+        drafters={"all": DrafterCounters(accepted=int(tally.of_drafter[:, ACCEPTED].sum()))},
     )  # fmt: skip
+    return WindowCounts(engine.now, pods_answered=1, pods_ready=1, gained=counted, rare=counted)
 
 
 def capacity_per_s(rates_per_s: Sequence[float], tpots_ms: Sequence[float], limit_ms: float) -> float | None:

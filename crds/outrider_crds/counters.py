@@ -6,8 +6,11 @@ in Prometheus follow from that. A model holds numbers, lists of numbers, other c
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
 from itertools import zip_longest
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import Field
 
@@ -18,6 +21,7 @@ MOST_COUNTED = 10**18
 """Bound of a sum: below an int64, the API's integer."""
 LEAST_SUM_S = 1e-9
 """Least divisor, in seconds: what is smaller is no quantity."""
+CountersT = TypeVar("CountersT", bound="Counters")
 Count = Annotated[int, Field(ge=0, le=MOST_COUNTED)]
 Sum = Annotated[float, Field(ge=0, le=MOST_COUNTED, allow_inf_nan=False)]
 
@@ -27,51 +31,229 @@ class Counters(Model):
 
     def __add__(self, other: Self) -> Self:
         """Add up, to at most `MOST_COUNTED`: the status holds no more. A key that one side lacks is the other's."""
-        return self._with({name: _sum(value, getattr(other, name)) for name, value in self._items()})
+        return _combined(self, other, _sum)
 
     def __sub__(self, earlier: Self) -> Self:
         """Growth since `earlier`, at least 0. A key that `earlier` lacks is unknown and left out: what was counted for
         it until now may be a whole life."""
-        return self._with({name: _growth(value, getattr(earlier, name)) for name, value in self._items()})
+        return _combined(self, earlier, _growth)
 
     def since(self, earlier: Self) -> Self:
         """Growth since `earlier` of sums that were nothing before their first part: a key that it lacks is 0 there."""
-        return self._with({name: _growth(value, getattr(earlier, name), 0) for name, value in self._items()})
+        return _combined(self, earlier, _growth_from_nothing)
 
-    def _items(self) -> list[tuple[str, Any]]:
-        return [(name, getattr(self, name)) for name in type(self).model_fields]
+    @classmethod
+    def part_of(cls, whole: Any) -> Self:
+        """The counters among the attributes of `whole`."""
+        return cast("Self", _zero(cls).model_copy(update={name: getattr(whole, name) for name in cls.model_fields}))
 
-    def _with(self, values: dict[str, Any]) -> Self:
-        return cast("Self", type(self).model_construct(**values))
+
+@cache
+def _zero(counters: type[Counters]) -> Counters:
+    return counters()
+
+
+def _combined(one: CountersT, other: CountersT, combine: Callable[[Any, Any], Any]) -> CountersT:
+    """Combine field by field. A copy is made ten times faster than a new model."""
+    others = other.__dict__
+    return one.model_copy(update={name: combine(value, others[name]) for name, value in one.__dict__.items()})
 
 
 def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, Counters):
-        return one + other
-    if isinstance(one, dict):
-        both = {key: _sum(one[key], other[key]) for key in one if key in other}
-        return {**one, **other, **both}
+    if isinstance(one, int | float):
+        total = one + other
+        return total if total <= MOST_COUNTED else type(total)(MOST_COUNTED)
     if isinstance(one, list):
         return [first + second for first, second in zip_longest(one, other, fillvalue=0)]
-    total = one + other
-    return total if total <= MOST_COUNTED else type(total)(MOST_COUNTED)
+    if isinstance(one, dict):
+        return {**one, **other, **{key: _sum(value, other[key]) for key, value in one.items() if key in other}}
+    return _combined(one, other, _sum)
 
 
-def _growth(last: Any, first: Any, absent: Any = None) -> Any:
-    """`last - first`. absent: what a key counted that `first` lacks; None: unknown."""
-    if isinstance(last, Counters):
-        return last - first if absent is None else last.since(first)
-    if isinstance(last, dict):
-        grown = {key: _growth(value, first[key], absent) for key, value in last.items() if key in first}
-        return grown if absent is None else {**last, **grown}
+def _growth(last: Any, first: Any) -> Any:
+    return _difference(last, first, _growth)
+
+
+def _growth_from_nothing(last: Any, first: Any) -> Any:
+    grown = _difference(last, first, _growth_from_nothing)
+    return {**last, **grown} if isinstance(last, dict) else grown
+
+
+def _difference(last: Any, first: Any, inside: Callable[[Any, Any], Any]) -> Any:
+    """`last - first`, at least 0. inside: how parts are compared."""
+    if isinstance(last, int | float):
+        return last - first if last > first else 0
     if isinstance(last, list):
-        return [max(end - start, 0) for end, start in zip_longest(last, first, fillvalue=0)]
-    return max(last - first, 0)
+        return [end - start if end > start else 0 for end, start in zip_longest(last, first, fillvalue=0)]
+    if isinstance(last, dict):
+        return {key: inside(value, first[key]) for key, value in last.items() if key in first}
+    return _combined(last, first, inside)
+
+
+# Upper bounds of the TPOT and TTFT histograms in seconds; fixed, so that pods' histograms can be added.
+TPOT_BUCKETS_S = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.0625, 0.075, 0.1,
+    0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0,
+)  # fmt: skip
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 60.0)
+
+
+class HistogramState(Counters):
+    counts: list[int]
+    """Observations per bucket, not cumulative. There is one bucket more than bounds, for values above all bounds."""
+    sum_s: float = 0.0
+
+    @classmethod
+    def of(cls, bounds_s: tuple[float, ...], *values_s: float) -> Self:
+        """The histogram of these values."""
+        counts = [0] * (len(bounds_s) + 1)
+        for value_s in values_s:
+            counts[bisect_left(bounds_s, value_s)] += 1
+        return cls(counts=counts, sum_s=sum(values_s))
 
 
 def by_class(_model: Any, counts: dict[str, int]) -> list[Labelled]:
     """Series of a counter by SLO class."""
     return [((slo_class,), count) for slo_class, count in counts.items()]
+
+
+class DrafterCounters(Counters):
+    METRICS: ClassVar[Group] = Group(
+        "Drafters", "All carry the label `drafter`: the name in `spec.draftPool`.", label="drafter"
+    )
+    request_steps: Annotated[int, Metric("outrider_drafter_request_steps_total")] = 0
+    """(request, step) pairs in which at least one of its proposed tokens was verified."""
+    tried: Annotated[int, Metric("outrider_drafter_tried_total")] = 0
+    """Proposed tokens that were really tried: not those after the first rejection."""
+    verified: Annotated[int, Metric("outrider_drafter_verified_total")] = 0
+    """Proposed tokens that the target scored, tried or not."""
+    accepted: Annotated[int, Metric("outrider_drafter_accepted_total")] = 0
+    """Proposed tokens that were accepted. Accepted / tried is the acceptance rate."""
+
+
+class SLOClassCounters(Counters):
+    METRICS: ClassVar[Group] = Group(
+        "SLO classes", "All carry the label `slo_class`: the name in `spec.sloClasses`.", label="slo_class"
+    )
+    finished: Annotated[int, Metric("outrider_slo_class_finished_total")] = 0
+    """Requests with a verdict: those that finished, and those whose client left after TTFT or TPOT had passed, which
+    are misses. A client that leaves before that is in neither this nor the next metric."""
+    attained: Annotated[int, Metric("outrider_slo_class_attained_total")] = 0
+    """Finished requests that met the class's TPOT, and its TTFT where it has one."""
+    aborted: Annotated[int, Metric("outrider_slo_class_aborted_total")] = 0
+    """Requests whose client left before the answer was complete, in time or not. vLLM cannot tell a client that leaves
+    from an answer that ends at a stop string: a request that has stop strings counts as complete once it has a
+    token."""
+    output_tokens: Annotated[int, Metric("outrider_slo_class_output_tokens_total")] = 0
+    """Output tokens of finished requests."""
+    tpot: Annotated[HistogramState, Metric("outrider_slo_class_tpot_seconds", bounds_s=TPOT_BUCKETS_S)] = (
+        HistogramState.of(TPOT_BUCKETS_S)
+    )
+    """Time per output token after the first, of each finished request; where its client left, what it had come to by
+    then. The buckets are the same in every pod, so that they can be added."""
+    ttft: Annotated[HistogramState, Metric("outrider_slo_class_ttft_seconds", bounds_s=TTFT_BUCKETS_S)] = (
+        HistogramState.of(TTFT_BUCKETS_S)
+    )
+    """Time to the first token of each finished request; where its client left before that, how long it had waited."""
+
+
+class AdapterCounters(Counters):
+    METRICS: ClassVar[Group] = Group(
+        "LoRA adapters", "All carry the label `adapter`: the name in `spec.adapters`.", label="adapter"
+    )
+    output_tokens: Annotated[int, Metric("outrider_adapter_output_tokens_total")] = 0
+    """Output tokens of its requests that ended."""
+    tried: Annotated[int, Metric("outrider_adapter_tried_total")] = 0
+    """Proposed tokens of its requests that were really tried: not those after the first rejection."""
+    accepted: Annotated[int, Metric("outrider_adapter_accepted_total")] = 0
+    """Proposed tokens of its requests that were accepted. Accepted / tried is the acceptance rate."""
+    finished: Annotated[
+        dict[str, int], Metric("outrider_adapter_finished_total", labels=("slo_class",), series=by_class)
+    ] = {}
+    """Its requests with a verdict, as in `outrider_slo_class_finished_total`. Label `slo_class`: the request's class;
+    requests without one are not counted here."""
+    attained: Annotated[
+        dict[str, int], Metric("outrider_adapter_attained_total", labels=("slo_class",), series=by_class)
+    ] = {}
+    """Requests among them that met the class. Label `slo_class`: the class."""
+
+
+class SpeedupCounters(Counters):
+    """Probes: blocks of k = 0 steps, compared with the steps around them that speculate."""
+
+    METRICS: ClassVar[Group] = Group(
+        "Measured speed-up",
+        "A probe is a short block of steps without speculation, compared with the steps around it that speculate. "
+        "Batches differ from step to step, so the latency model brings both to one measure. Probes are rare: the "
+        "status counts them over five windows. From three on it shows a speed-up, once two standard errors tell it "
+        "from 1.",
+    )
+    probes: Annotated[int, Metric("outrider_speedup_probes_total")] = 0
+    """Probe blocks that were completed."""
+    baseline_tokens: Annotated[int, Metric("outrider_speedup_baseline_tokens_total")] = 0
+    """Tokens of the probe blocks."""
+    baseline_s: Annotated[float, Metric("outrider_speedup_baseline_seconds_total")] = 0.0
+    """Seconds of the probe blocks."""
+    speculative_tokens: Annotated[int, Metric("outrider_speedup_speculative_tokens_total")] = 0
+    """Tokens that steps with speculation would give in the seconds of the probe blocks."""
+    speculative_s: Annotated[float, Metric("outrider_speedup_speculative_seconds_total")] = 0.0
+    """Seconds that the speculative tokens are counted for: those of the probe blocks."""
+    weight: Annotated[float, Metric("outrider_speedup_weight_total")] = 0.0
+    """Sum of 1 / variance of the probes' ratios: goodput of steps that speculate / goodput of steps that do not."""
+    weighted_ratio: Annotated[float, Metric("outrider_speedup_weighted_ratio_total")] = 0.0
+    """Sum of the ratios, each times its weight."""
+
+
+def _by_length(_state: Any, counts: list[int]) -> list[Labelled]:
+    return [((str(length),), count) for length, count in enumerate(counts)]
+
+
+class StepCounters(Counters):
+    """Counters of a pod that are kept by no name."""
+
+    METRICS: ClassVar[Group] = Group("The pod and its engine's steps")
+    steps: Annotated[int, Metric("outrider_steps_total")] = 0
+    """Engine steps that ran the model."""
+    speculative_steps: Annotated[int, Metric("outrider_speculative_steps_total")] = 0
+    """Engine steps in which drafters ran, whether they had proposals or not."""
+    output_tokens: Annotated[int, Metric("outrider_output_tokens_total")] = 0
+    """Tokens that reached users. Its rate is the goodput."""
+    busy_s: Annotated[float, Metric("outrider_busy_seconds_total")] = 0.0
+    """Seconds spent in engine steps."""
+    batch_squared: Annotated[int, Metric("outrider_batch_squared_total")] = 0
+    """Sum over steps of the square of the requests that decoded. With the next three it tells how a step's tokens
+    and seconds grow with the batch."""
+    batch_accepted: Annotated[int, Metric("outrider_batch_accepted_total")] = 0
+    """Sum over steps of the requests that decoded x the step's accepted tokens."""
+    batch_busy_s: Annotated[float, Metric("outrider_batch_busy_seconds_total")] = 0.0
+    """Sum over steps of the requests that decoded x the step's seconds without those of prompts."""
+    prompt_busy_s: Annotated[float, Metric("outrider_prompt_busy_seconds_total")] = 0.0
+    """Seconds that prompts took, by the model of step times: all of a step in which no request decoded."""
+    proposed_tokens: Annotated[int, Metric("outrider_proposed_tokens_total")] = 0
+    """Tokens drafted, whether or not the target verified them."""
+    draft_length_steps: Annotated[
+        list[int],
+        Metric("outrider_draft_length_request_steps_total", labels=("draft_tokens",), series=_by_length),
+    ] = []
+    """(request, step) pairs that verified so many proposed tokens. Label `draft_tokens`: "0", "1", ... up to
+    `maxDraftTokens` at boot."""
+    dropped_steps: Annotated[int, Metric("outrider_dropped_steps_total")] = 0
+    """Step times that were ignored: NaN, negative, or absurd as after a machine was suspended (over a second, and over
+    eight times what was predicted or outside the models' passes)."""
+    loop_failures: Annotated[int, Metric("outrider_loop_failures_total")] = 0
+    """Times that the control loop itself raised. Each costs the pool's speculation for a while, and no request its
+    answer."""
+    broken_answers: Annotated[int, Metric("outrider_broken_answers_total")] = 0
+    """Requests that ended with an error since the engine computed NaN or infinity for them: an adapter, the target's
+    weights or the device is faulty. If all requests are like that, the pod restarts."""
+    decision_s: Annotated[float, Metric("outrider_decision_seconds_total")] = 0.0
+    """Seconds spent deciding. Divide by `outrider_steps_total` for the cost of a decision."""
+    caught_up_tokens: Annotated[int, Metric("outrider_caught_up_tokens_total")] = 0
+    """Tokens that a draft model was fed to fill gaps in its KV, so that running requests are drafted for again after a
+    time without it."""
+    catch_up_s: Annotated[float, Metric("outrider_catch_up_seconds_total")] = 0.0
+    """Seconds that this feeding took, as measured on the device."""
+    speedup: SpeedupCounters = SpeedupCounters()
 
 
 class ArmCounters(Counters):

@@ -87,6 +87,14 @@ def metrics_of(model: type[BaseModel]) -> Iterator[MetricSpec]:
     yield from _metrics(model, lambda document: [((), document)], ())
 
 
+def metric_of(model: type[BaseModel], field: str) -> MetricSpec:
+    """The metric that a field declares, its group's label included. Raises StopIteration if it declares none."""
+    metric = next(note for note in model.model_fields[field].metadata if isinstance(note, Metric))
+    group = _group(model)
+    labels = (group.label,) if group.label else ()
+    return _spec(metric, field, model.model_fields[field], group, lambda owner: [((), owner)], labels)
+
+
 def _metrics(model: type[BaseModel], owners: Owners, labels: tuple[str, ...]) -> Iterator[MetricSpec]:
     group = _group(model)
     labels = (*labels, group.label) if group.label else labels

@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.rules import violations
-from outrider_crds.runtime_state import RuntimeState
+from outrider_crds.runtime_state import RuntimeState, ServiceCounters
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import Condition, SpeculativeServiceStatus
 from pydantic import ValidationError
@@ -80,83 +80,25 @@ class Node:
 
 
 @dataclass(frozen=True)
-class DrafterFigures:
-    """Counts of one drafter, summed over pods and window."""
-
-    tried: float = 0.0
-    accepted: float = 0.0
-    request_steps: float = 0.0
-
-
-@dataclass(frozen=True)
-class SLOClassFigures:
-    """Counts of one SLO class, summed over pods and window."""
-
-    finished: float = 0.0
-    attained: float = 0.0
-    tpot_counts: tuple[float, ...] = ()
-    """Observations per bucket of TPOT_BUCKETS_S, not cumulative; one more than the bounds."""
-    aborted: float = 0.0
-    """Requests whose client disconnected."""
-
-
-@dataclass(frozen=True)
-class AdapterFigures:
-    """Counts of one LoRA adapter, summed over pods, SLO classes and window."""
-
-    tried: float = 0.0
-    accepted: float = 0.0
-    finished: float = 0.0
-    attained: float = 0.0
-
-
-@dataclass(frozen=True)
-class WindowFigures:
-    """Figures of a service in one window, summed over its pods. Pods and Prometheus give the same."""
+class WindowCounts:
+    """What the pods of a service counted in one window. Pods and Prometheus give the same."""
 
     window_s: float
     pods_answered: int = 0
     pods_ready: int = 0
-    output_tokens: float = 0.0
-    request_steps: float = 0.0
-    """(request, step) pairs, speculative or not."""
-    busy_s: float = 0.0
-    """Seconds that engine steps took."""
-    busy_steps: float = 0.0
-    """Engine steps in the window."""
-    batch_squared: float = 0.0
-    """Sum over steps of the square of the requests that decoded; 0 for pods of older releases."""
-    batch_accepted: float = 0.0
-    """Sum over steps of the requests that decoded x the step's accepted tokens."""
-    batch_busy_s: float = 0.0
-    """Sum over steps of the requests that decoded x the step's seconds without those of prompts."""
-    prompt_busy_s: float = 0.0
-    """Seconds of the steps that prompts took."""
-    drafters: Mapping[str, DrafterFigures] = field(default_factory=dict)
-    drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
-    """Drafters in the longer window: a drafter that is rarely tried may have no trial in the short one."""
-    slo_classes: Mapping[str, SLOClassFigures] = field(default_factory=dict)
-    adapters: Mapping[str, AdapterFigures] = field(default_factory=dict)
-    steps: float = 0.0
-    speculative_steps: float = 0.0
-    """Steps that verified a proposal. This and all following fields cover the longer window of the probes."""
-    probes: float = 0.0
-    tokens_per_step: float = 0.0
-    """Mean tokens of a request in a step; 0: unknown."""
-    probe_weight: float = 0.0
-    probe_weighted_ratio: float = 0.0
-    baseline_tokens: float = 0.0
-    baseline_s: float = 0.0
-    speculative_tokens: float = 0.0
-    speculative_s: float = 0.0
+    gained: ServiceCounters = field(default_factory=ServiceCounters)
+    """Growth in the window."""
+    rare: ServiceCounters = field(default_factory=ServiceCounters)
+    """Growth in a longer window that ends with it, without classes and adapters: one window has few probes, and few
+    trials of a drafter that does not pay."""
 
 
 @dataclass(frozen=True)
 class FigureWindows:
     """The window that ends now and the one before it; None without enough samples."""
 
-    current: WindowFigures | None = None
-    previous: WindowFigures | None = None
+    current: WindowCounts | None = None
+    previous: WindowCounts | None = None
     error: str = ""
     """Sentence about why there are no figures, such as "Prometheus does not answer"; empty if there are any."""
 

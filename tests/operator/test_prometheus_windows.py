@@ -50,7 +50,7 @@ def test_the_window_follows_the_scrape_interval(query: Query, interval_s: int, l
     for figures in (windows.current, windows.previous):
         assert figures is not None
         assert figures.window_s == length_s
-        assert figures.output_tokens / figures.window_s == pytest.approx(RATE, rel=0.02)
+        assert figures.gained.output_tokens / figures.window_s == pytest.approx(RATE, rel=0.02)
 
 
 def test_an_interval_that_is_too_long_is_said(query: Query) -> None:
@@ -78,7 +78,7 @@ def test_a_pod_speaks_for_services_of_its_own_namespace_only(query: Query) -> No
     windows = windows_of(query, WINDOW_S)
     figures = windows[Key("ns", "every-15")].current
     assert figures is not None
-    assert figures.output_tokens / figures.window_s == pytest.approx(RATE, rel=0.02)
+    assert figures.gained.output_tokens / figures.window_s == pytest.approx(RATE, rel=0.02)
     assert figures.pods_answered == 1
     assert {key.namespace for key in windows} == {"ns"}
 
@@ -87,7 +87,7 @@ def test_made_up_drafters_are_not_all_kept(query: Query) -> None:
     """A pod may export any number of them, and the operator would hold them all."""
     figures = windows_of(query, WINDOW_S)[Key("ns", "every-30")].current
     assert figures is not None
-    assert len(figures.drafters) == MOST_LABELLED
+    assert len(figures.gained.drafters) == MOST_LABELLED
 
 
 def test_drafters_are_counted_of_the_revision_of_most_pods(query: Query) -> None:
@@ -95,10 +95,11 @@ def test_drafters_are_counted_of_the_revision_of_most_pods(query: Query) -> None
     figures = windows_of(query, WINDOW_S)[Key("ns", "rolling")].current
     assert figures is not None
     seconds = figures.window_s
-    assert figures.drafters["eagle"].tried / seconds == pytest.approx(2 * RATE, rel=0.02)
-    assert figures.drafters["eagle"].accepted / seconds == pytest.approx(RATE, rel=0.02)
-    assert figures.steps / (RARE_WINDOWS * seconds) == pytest.approx(2 * RATE, rel=0.02)
-    assert figures.output_tokens / seconds == pytest.approx(3 * RATE, rel=0.02)
+    assert figures.gained.drafters["eagle"].tried / seconds == pytest.approx(2 * RATE, rel=0.02)
+    assert figures.gained.drafters["eagle"].accepted / seconds == pytest.approx(RATE, rel=0.02)
+    assert figures.rare.steps / (RARE_WINDOWS * seconds) == pytest.approx(2 * RATE, rel=0.02)
+    assert figures.gained.output_tokens / seconds == pytest.approx(3 * RATE, rel=0.02)
+    assert figures.pods_answered == 3, "each pod once, however many jobs scrape it"
 
 
 async def test_prometheus_behind_tls_and_a_token(address: str, tmp_path: Path) -> None:
@@ -157,17 +158,24 @@ def _scrapes(at: float) -> Iterator[str]:
 
 
 def _rolling(name: str, newest_s: float, own: str = "", rates: tuple[int, int] = (RATE, RATE)) -> Iterator[str]:
-    """A service with two pods of one revision and one of the next; rates: of a pod of the first, and of the next."""
-    for pod, rate in (("a", rates[0]), ("b", rates[0]), ("c", rates[1])):
-        labels = f'namespace="ns",outrider_namespace="ns",outrider_service="rolling",pod="{pod}"{own}'
+    """A service with two pods of one revision and one of the next; rates: of a pod of the first, and of the next.
+
+    Pod a is scraped by three jobs, of which one sets no label pod.
+    """
+    for pod, job, rate in (("a", "monitor", rates[0]), ("a", "annotations", rates[0]), ("", "old", rates[0]),
+                           ("b", "monitor", rates[0]), ("c", "monitor", rates[1])):  # fmt: skip
+        where = f'job="{job}",instance="10.0.0.{pod}"' + (f',pod="{pod}"' if pod else "")
+        labels = f'namespace="ns",outrider_namespace="ns",outrider_service="rolling",{where}{own}'
         for age_s in range(3600, -900, -15):
             yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {newest_s - age_s:.3f}"
 
 
 def _infos(newest_s: float) -> Iterator[str]:
     """Pod c has another revision, and exports a second one, which it must not."""
-    for pod, revision in (("a", "r1"), ("b", "r1"), ("c", "r2"), ("c", "r3")):
-        labels = f'namespace="ns",outrider_namespace="ns",outrider_service="rolling",pod="{pod}",revision="{revision}"'
+    pods = (("a", "monitor", "r1"), ("a", "annotations", "r1"), ("b", "monitor", "r1"), ("c", "monitor", "r2"))
+    for pod, job, revision in (*pods, ("c", "monitor", "r3")):
+        of = f'namespace="ns",outrider_namespace="ns",outrider_service="rolling",job="{job}"'
+        labels = f'{of},pod="{pod}",revision="{revision}"'
         for age_s in range(3600, -900, -15):
             yield f"outrider_info{{{labels}}} 1 {newest_s - age_s:.3f}"
 

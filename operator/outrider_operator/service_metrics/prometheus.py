@@ -10,16 +10,28 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from outrider_crds.runtime_state import TPOT_BUCKETS_S
+from outrider_crds.counters import (
+    TPOT_BUCKETS_S,
+    AdapterCounters,
+    Counters,
+    DrafterCounters,
+    HistogramState,
+    SLOClassCounters,
+    SpeedupCounters,
+    StepCounters,
+)
+from outrider_crds.metrics import MetricSpec, metric_of
+from outrider_crds.runtime_state import ServiceCounters
 from outrider_crds.spec import MOST_ADAPTERS
 
-from outrider_operator.cluster_model import FigureWindows, WindowFigures
-from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counter, Counters, figures_of
+from outrider_operator.cluster_model import FigureWindows, WindowCounts
+from outrider_operator.decide.figures.windows import OF_EVERY_REVISION, RARE_WINDOWS
 from outrider_operator.service_metrics.proxies import is_internal
 from outrider_operator.validation.reading import cut
 from outrider_operator.validation.series import SERVICE_LABELS, Series, bucket, read_series
@@ -30,74 +42,60 @@ logger = logging.getLogger(__name__)
 QUERY_EVERY_S = 15.0
 LEAST_SCRAPES = 3
 """Least scrapes in a window: `increase` needs two, and one may be late."""
-MOST_ADAPTER_SERIES = 2 * MOST_ADAPTERS
 MOST_LABELLED = 16
 """Drafters or classes per service that a query returns: twice the limit of the spec, since pods of the last revision
 count, too. A faulty pod may export any number."""
+_MOST_SERIES = {"adapters": 2 * MOST_ADAPTERS}
 _BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
 _NOTHING = "no outrider_* metrics of this service, with its namespace in the label namespace that the scrape sets"
+_BY_SERVICE = ", ".join(SERVICE_LABELS)
 
-Labels = Mapping[str, str]
 Query = Callable[[str], Iterable[Mapping[str, Any]]]
+Rows = Mapping[tuple[str, str, str], float]
+"""(field of `ServiceCounters`, key in it, counter) -> its growth; field and key are empty where it has none."""
 
 
-def _drafter(field: str) -> Callable[[Labels], Counter]:
-    return lambda labels: ("drafter", labels["drafter"], field)
+@dataclass(frozen=True)
+class _Counter:
+    """A counter that figures need."""
+
+    field: str
+    name: str
+    metric: MetricSpec
+    key: str
+    """Label with the key; empty: it has none."""
+
+    @property
+    def of_every_revision(self) -> bool:
+        return (self.field or self.name) in OF_EVERY_REVISION
 
 
-def _slo_class(field: str) -> Callable[[Labels], Counter]:
-    return lambda labels: ("class", labels["slo_class"], field)
-
-
-def _adapter(field: str) -> Callable[[Labels], Counter]:
-    return lambda labels: ("adapter", labels["adapter"], field)
-
-
-def _fixed(*counter: str) -> Callable[[Labels], Counter]:
-    return lambda _: counter
-
-
-Metrics = Mapping[str, tuple[tuple[str, ...], Callable[[Labels], Counter]]]
-"""Metric -> (its labels, function that maps labels to a counter)."""
-
-_DRAFTERS: Metrics = {
-    "outrider_drafter_request_steps_total": (("drafter",), _drafter("request_steps")),
-    "outrider_drafter_tried_total": (("drafter",), _drafter("tried")),
-    "outrider_drafter_accepted_total": (("drafter",), _drafter("accepted")),
+_FIELDS: Mapping[str, type[Counters]] = {
+    "": StepCounters,
+    "speedup": SpeedupCounters,
+    "drafters": DrafterCounters,
+    "slo_classes": SLOClassCounters,
+    "adapters": AdapterCounters,
 }
-_COUNTERS: Metrics = {
-    "outrider_output_tokens_total": ((), _fixed("output_tokens")),
-    "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
-    "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),
-    "outrider_slo_class_aborted_total": (("slo_class",), _slo_class("aborted")),
-    "outrider_adapter_tried_total": (("adapter",), _adapter("tried")),
-    "outrider_adapter_accepted_total": (("adapter",), _adapter("accepted")),
-    "outrider_adapter_finished_total": (("adapter",), _adapter("finished")),
-    "outrider_adapter_attained_total": (("adapter",), _adapter("attained")),
-}
-_TPOT = "outrider_slo_class_tpot_seconds_bucket"
-_OF_REVISION: Metrics = {
-    **_DRAFTERS,
-    "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
-    "outrider_steps_total": ((), _fixed("steps")),
-    "outrider_busy_seconds_total": ((), _fixed("busy_s")),
-    "outrider_batch_squared_total": ((), _fixed("batch_squared")),
-    "outrider_batch_accepted_total": ((), _fixed("batch_accepted")),
-    "outrider_batch_busy_seconds_total": ((), _fixed("batch_busy_s")),
-    "outrider_prompt_busy_seconds_total": ((), _fixed("prompt_busy_s")),
-}
-"""Counters of pods of one revision: in the next one a drafter's name may stand for another draft."""
-_RARE: Metrics = {
-    **_OF_REVISION,
-    "outrider_speculative_steps_total": ((), _fixed("speculative_steps")),
-    "outrider_speedup_probes_total": ((), _fixed("probe", "count")),
-    "outrider_speedup_weight_total": ((), _fixed("probe", "weight")),
-    "outrider_speedup_weighted_ratio_total": ((), _fixed("probe", "weighted_ratio")),
-    "outrider_speedup_baseline_tokens_total": ((), _fixed("probe", "baseline_tokens")),
-    "outrider_speedup_baseline_seconds_total": ((), _fixed("probe", "baseline_s")),
-    "outrider_speedup_speculative_tokens_total": ((), _fixed("probe", "speculative_tokens")),
-    "outrider_speedup_speculative_seconds_total": ((), _fixed("probe", "speculative_s")),
-}
+_NEEDED: Mapping[str, Collection[str]] = {
+    "": (
+        "output_tokens", "draft_length_steps", "steps", "speculative_steps", "busy_s",
+        "batch_squared", "batch_accepted", "batch_busy_s", "prompt_busy_s",
+    ),
+    "speedup": SpeedupCounters.model_fields,
+    "drafters": ("request_steps", "tried", "accepted"),
+    "slo_classes": ("finished", "attained", "aborted"),
+    "adapters": ("tried", "accepted", "finished", "attained"),
+}  # fmt: skip
+_TPOT = metric_of(SLOClassCounters, "tpot")
+_COUNTERS = [
+    _Counter(field, name, metric_of(_FIELDS[field], name), metric_of(_FIELDS[field], name).group.label)
+    for field, names in _NEEDED.items()
+    for name in names
+]
+_OF_ALL_PODS = [counter for counter in _COUNTERS if counter.of_every_revision]
+_RARE = [counter for counter in _COUNTERS if not counter.of_every_revision]
+_OF_REVISION = [counter for counter in _RARE if counter.field != "speedup" and counter.name != "speculative_steps"]
 
 
 @dataclass(frozen=True)
@@ -205,8 +203,7 @@ def _stretch(lately: float, scrapes: float) -> int:
 
 def _scrapes(query: Query, window_s: float) -> dict[Key, float]:
     """Service -> scrapes in the window of its most scraped pod."""
-    by = ", ".join(SERVICE_LABELS)
-    series_list = read_series(query(f"max by ({by}) (count_over_time(outrider_ready[{window_s:.0f}s]))"))
+    series_list = read_series(query(f"max by ({_BY_SERVICE}) (count_over_time(outrider_ready[{window_s:.0f}s]))"))
     return {_key(series): series.value for series in series_list}
 
 
@@ -218,91 +215,123 @@ def _too_seldom(window_s: float) -> str:
     )
 
 
-def _window(query: Query, window_s: float, offset: str) -> dict[Key, WindowFigures]:
-    """Figures of every service in the window that ended `offset` ago."""
+def _window(query: Query, window_s: float, offset: str) -> dict[Key, WindowCounts]:
+    """Counts of every service in the window that ended `offset` ago."""
     window, long_window = f"[{window_s:.0f}s]{offset}", f"[{RARE_WINDOWS * window_s:.0f}s]{offset}"
     revisions = _followed_revisions(query, offset)
-    gained = _increases(query, _COUNTERS, window)
-    for key, of_revision in _increases_of_revision(query, _OF_REVISION, window, revisions).items():
-        gained[key].update(of_revision)
-    rare = _increases_of_revision(query, _RARE, long_window, revisions)
-    for key, counts in _tpot_counts(query, window).items():
-        gained[key].update(counts)
-    answered = read_series(query(f"count by ({', '.join(SERVICE_LABELS)}) (outrider_ready{offset})"))
-    pods = {_key(series): int(series.value) for series in answered}
+    gained = _rows(query, _OF_ALL_PODS, window)
+    for key, rows in _rows_of_revision(query, _OF_REVISION, window, revisions).items():
+        gained[key].update(rows)
+    rare = _rows_of_revision(query, _RARE, long_window, revisions)
+    tpot = _tpot_counts(query, window)
+    answered = read_series(query(f"count by ({_BY_SERVICE}) ({_once('outrider_ready', offset)})"))
     return {
-        key: figures_of(gained[key], rare[key], window_s=window_s, pods_answered=count, pods_ready=count)
-        for key, count in pods.items()
+        (key := _key(series)): WindowCounts(
+            window_s, int(series.value), int(series.value), _counters(gained[key], tpot[key]), _counters(rare[key], {})
+        )
+        for series in answered
     }
 
 
-def _increases(query: Query, metrics: Metrics, window: str) -> defaultdict[Key, dict[Counter, float]]:
+def _rows(
+    query: Query, counters: Iterable[_Counter], window: str
+) -> defaultdict[Key, dict[tuple[str, str, str], float]]:
     """Growth of each service's counters, summed over its pods."""
-    gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
-    for metric, (own_labels, counter) in metrics.items():
-        most = MOST_ADAPTER_SERIES if own_labels == ("adapter",) else MOST_LABELLED
-        for series in read_series(query(_most_gained(metric, window, own_labels, most)), own_labels):
-            gained[_key(series)][counter(series.labels)] = series.value
+    gained: defaultdict[Key, dict[tuple[str, str, str], float]] = defaultdict(dict)
+    for counter in counters:
+        most = _MOST_SERIES.get(counter.field, MOST_LABELLED)
+        for series in read_series(query(_most_gained(counter.metric, window, counter.key, most)), _labels(counter)):
+            gained[_key(series)][counter.field, series.labels.get(counter.key, ""), counter.name] = series.value
     return gained
 
 
-def _increases_of_revision(
-    query: Query, metrics: Metrics, window: str, revisions: Mapping[Key, str]
-) -> defaultdict[Key, dict[Counter, float]]:
+def _rows_of_revision(
+    query: Query, counters: Iterable[_Counter], window: str, revisions: Mapping[Key, str]
+) -> defaultdict[Key, dict[tuple[str, str, str], float]]:
     """Growth of each service's counters, summed over pods of `revisions` and pods that export no revision."""
-    gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
-    for metric, (own_labels, counter) in metrics.items():
-        for series in read_series(query(_most_gained_by_revision(metric, window, own_labels)), own_labels):
-            key = _key(series)
-            if series.labels.get("revision", "") in ("", revisions.get(key, "")):
-                name = counter(series.labels)
-                gained[key][name] = gained[key].get(name, 0.0) + series.value
+    gained: defaultdict[Key, dict[tuple[str, str, str], float]] = defaultdict(lambda: defaultdict(float))
+    for counter in counters:
+        for series in read_series(query(_most_gained_by_revision(counter, window)), _labels(counter)):
+            if series.labels.get("revision", "") in ("", revisions.get(_key(series), "")):
+                row = counter.field, series.labels.get(counter.key, ""), counter.name
+                gained[_key(series)][row] += series.value
     return gained
+
+
+def _labels(counter: _Counter) -> tuple[str, ...]:
+    return (counter.key,) if counter.key else ()
+
+
+def _counters(rows: Rows, tpot_counts: Mapping[str, list[float]]) -> ServiceCounters:
+    """The counters in `rows`. tpot_counts: observations by class and bucket."""
+    fields: defaultdict[str, defaultdict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for (field, key, name), value in rows.items():
+        default = _FIELDS[field].model_fields[name].default
+        # Prometheus has added up the lengths of drafts and the classes of an adapter already.
+        fields[field][key][name] = [value] if default == [] else {"": value} if default == {} else value
+    for slo_class, counts in tpot_counts.items():
+        fields["slo_classes"][slo_class]["tpot"] = HistogramState(counts=[]).model_copy(update={"counts": counts})
+    made: dict[str, Any] = {
+        field: {key: _FIELDS[field]().model_copy(update=counted) for key, counted in keyed.items()}
+        for field, keyed in fields.items()
+        if field
+    }
+    speedup = made.pop("speedup", {}).get("", SpeedupCounters())
+    return ServiceCounters().model_copy(update={**fields[""][""], **made, "speedup": speedup})
 
 
 def _followed_revisions(query: Query, offset: str) -> dict[Key, str]:
     """Service -> revision with most pods."""
-    by = ", ".join((*SERVICE_LABELS, "revision"))
     counts: dict[Key, tuple[float, str]] = {}
-    for series in read_series(query(f"count by ({by}) (outrider_info{offset})"), ("revision",)):
+    asked = f"count by ({_BY_SERVICE}, revision) ({_once('outrider_info', offset, 'revision')})"
+    for series in read_series(query(asked), ("revision",)):
         key = _key(series)
         counts[key] = max(counts.get(key, (0.0, "")), (series.value, series.labels["revision"]))
     return {key: revision for key, (_, revision) in counts.items()}
 
 
-def _most_gained_by_revision(metric: str, window: str, own_labels: tuple[str, ...]) -> str:
-    """Query for a counter's growth by service, `own_labels` and revision, which a pod's outrider_info names.
+def _once(metric: str, window: str, *own: str, function: str = "") -> str:
+    """Query for a metric of each pod once, though several jobs scrape it: with a PodMonitor and by annotations.
+
+    A pod is told from others by its label pod; in services none of whose series has one by instance.
+    """
+    by = ", ".join((*SERVICE_LABELS, *own))
+    return (
+        f'max by ({by}, pod) ({function}({metric}{{pod!=""}}{window})) or on ({_BY_SERVICE}) '
+        f'max by ({by}, instance) ({function}({metric}{{pod=""}}{window}))'
+    )
+
+
+def _most_gained_by_revision(counter: _Counter, window: str) -> str:
+    """Query for a counter's growth by service, its key and revision, which a pod's outrider_info names.
 
     Only one outrider_info per pod is used: a pod that exports two would make the query fail for all services.
     """
-    service, by = ", ".join(SERVICE_LABELS), ", ".join((*SERVICE_LABELS, *own_labels, "revision"))
-    pod = "namespace, pod"
+    by, pod = ", ".join((*SERVICE_LABELS, *_labels(counter), "revision")), "namespace, pod"
     known = f'max by ({pod}, revision) (last_over_time(outrider_info{{pod!=""}}{window}))'
-    gained, info = f"increase({metric}{window})", f"topk by ({pod}) (1, {known})"
-    joined = f"{gained} * on ({pod}) group_left (revision) ({info}) or {gained} unless on ({pod}) {known}"
-    return f"topk by ({service}) ({MOST_LABELLED}, sum by ({by}) ({joined}))"
+    gained = f"({_once(counter.metric.name, window, *counter.metric.labels, function='increase')})"
+    joined = f"{gained} * on ({pod}) group_left (revision) (topk by ({pod}) (1, {known}))"
+    return f"topk by ({_BY_SERVICE}) ({MOST_LABELLED}, sum by ({by}) ({joined} or {gained} unless on ({pod}) {known}))"
 
 
-def _most_gained(metric: str, window: str, own_labels: tuple[str, ...], most: int) -> str:
-    """Query for a counter's growth by service and `own_labels`, limited to `most` series per service."""
-    service, by = ", ".join(SERVICE_LABELS), ", ".join((*SERVICE_LABELS, *own_labels))
-    return f"topk by ({service}) ({most}, sum by ({by}) (increase({metric}{window})))"
+def _most_gained(metric: MetricSpec, window: str, key: str, most: int, *more: str, suffix: str = "") -> str:
+    """Query for a counter's growth by service and `key`, limited to `most` series per service."""
+    by = ", ".join(label for label in (*SERVICE_LABELS, key, *more) if label)
+    gained = _once(f"{metric.name}{suffix}", window, *metric.labels, *more, function="increase")
+    return f"topk by ({_BY_SERVICE}) ({most}, sum by ({by}) ({gained}))"
 
 
-def _tpot_counts(query: Query, window: str) -> dict[Key, Counters]:
-    """Observations per bucket of TPOT_BUCKETS_S, from Prometheus' cumulative buckets."""
+def _tpot_counts(query: Query, window: str) -> defaultdict[Key, dict[str, list[float]]]:
+    """Observations per class and bucket of TPOT_BUCKETS_S, from Prometheus' cumulative buckets."""
     cumulative: defaultdict[tuple[Key, str], dict[float | None, float]] = defaultdict(dict)
-    labels, most = ("slo_class", "le"), MOST_LABELLED * len(_BOUNDS_S)
-    for series in read_series(query(_most_gained(_TPOT, window, labels, most)), labels):
+    asked = _most_gained(_TPOT, window, "slo_class", MOST_LABELLED * len(_BOUNDS_S), "le", suffix="_bucket")
+    for series in read_series(query(asked), ("slo_class", "le")):
         cumulative[_key(series), series.labels["slo_class"]][bucket(series.labels["le"])] = series.value
-    counts: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
+    counts: defaultdict[Key, dict[str, list[float]]] = defaultdict(dict)
     for (key, name), at_most in cumulative.items():
-        below = 0.0
-        for index, bound in enumerate(_BOUNDS_S):
-            value = max(below, at_most.get(bound, below))
-            counts[key]["class", name, "tpot", str(index)] = value - below
-            below = value
-    return dict(counts)
+        totals = list(accumulate((at_most.get(bound, 0.0) for bound in _BOUNDS_S), max))
+        counts[key][name] = [total - below for below, total in zip((0.0, *totals), totals, strict=False)]
+    return counts
 
 
 def _key(series: Series) -> Key:

@@ -5,15 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState
 from outrider_crds.prefetch_report import PrefetchProgress
-from outrider_crds.runtime_state import (
-    TPOT_BUCKETS_S,
-    TTFT_BUCKETS_S,
-    AdapterState,
-    HistogramState,
-    RuntimeState,
-    SLOClassState,
-)
+from outrider_crds.runtime_state import AdapterState, RuntimeState, SLOClassState
 from outrider_crds.spec import MOST_ADAPTERS, MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
 from pydantic import ValidationError
 from pydantic_core import from_json

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider_crds.runtime_state import ChoiceState, DrafterMemory, DrafterReport, SpeedupState
+from outrider_crds.counters import SpeedupCounters
+from outrider_crds.runtime_state import ChoiceState, DrafterMemory, DrafterReport
 
 from outrider_runtime.control import state as control
 from outrider_runtime.loop.control_loop import ControlLoop
 
 
-def speedup(state: control.State) -> SpeedupState:
+def speedup(state: control.State) -> SpeedupCounters:
     counts = state.probes
-    return SpeedupState(
+    return SpeedupCounters(
         probes=counts.probes,
         baseline_tokens=round(counts.plain_tokens),
         baseline_s=counts.plain_s,

@@ -5,17 +5,20 @@ A ConfigMap volume changes by swapping a symlink, so a file is identified by the
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
 from pathlib import Path
 from typing import Protocol
 
+from outrider_crds.counters import StepCounters
 from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
 from outrider_crds.runtime_state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
+from outrider_runtime.control.state import Tally
 from outrider_runtime.error_text import first_line
 from outrider_runtime.file_stamp import FileStamp, stamp
 from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
@@ -31,6 +34,10 @@ from outrider_runtime.snapshot import WRITE_EVERY_S, write_decisions, write_snap
 from outrider_runtime.worker_notes import read_drafter_memory, read_verification
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+
+
+_TALLIED = StepCounters.model_fields.keys() & {counter.name for counter in dataclasses.fields(Tally)}
+"""Counters that the controller keeps under the names of the state."""
 
 
 class Files(Protocol):
@@ -164,17 +171,8 @@ class Reporter(threading.Thread):
             verification=self._verification,
             profile=self._profile,
             choice=choice(self._loop, seen),
-            steps=tally.steps,
-            speculative_steps=tally.speculative_steps,
-            output_tokens=tally.output_tokens,
-            busy_s=tally.busy_s,
-            batch_squared=tally.batch_squared,
-            batch_accepted=tally.batch_accepted,
-            batch_busy_s=tally.batch_busy_s,
-            prompt_busy_s=tally.prompt_busy_s,
-            proposed_tokens=tally.proposed_tokens,
+            **{name: getattr(tally, name) for name in _TALLIED},
             draft_length_steps=tally.lengths.tolist(),
-            dropped_steps=tally.dropped_steps,
             loop_failures=self._loop.failures,
             broken_answers=self._loop.broken_answers,
             decision_s=seen.decision_s,

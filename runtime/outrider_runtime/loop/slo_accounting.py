@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider_crds.base import seconds
-from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, SLOClassState
+from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, SLOClassCounters
+from outrider_crds.runtime_state import SLOClassState
 from outrider_crds.spec import SLOClassSpec
 
 SLO_CLASS_ARGUMENT = "slo_class"
@@ -36,35 +36,14 @@ class EndedRequest:
         return self.decode_s / intervals if intervals > 0 else None
 
 
-@dataclass(slots=True)
-class _Counts:
-    finished: int = 0
-    attained: int = 0
-    aborted: int = 0
-    output_tokens: int = 0
-    tpot: list[int] = field(default_factory=lambda: [0] * (len(TPOT_BUCKETS_S) + 1))
-    ttft: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS_S) + 1))
-    tpot_sum_s: float = 0.0
-    ttft_sum_s: float = 0.0
-
-    def add(self, request: EndedRequest, *, attained: bool) -> None:
-        self.finished += 1
-        self.attained += attained
-        self.output_tokens += request.output_tokens
-        self.ttft[bisect_left(TTFT_BUCKETS_S, request.ttft_s)] += 1
-        self.ttft_sum_s += request.ttft_s
-        if request.tpot_s is not None:
-            self.tpot[bisect_left(TPOT_BUCKETS_S, request.tpot_s)] += 1
-            self.tpot_sum_s += request.tpot_s
-
-
 class SLOCounter:
     """Counters since the process started; a class that is removed and added again continues its counters."""
 
     def __init__(self) -> None:
         self._classes: dict[str, SLOClassSpec] = {}
         self._default: str | None = None
-        self._counts: dict[str, _Counts] = {}
+        self._counts: dict[str, SLOClassCounters] = {}
+        """A request is added in one assignment: the reporter's thread reads it whole or not at all."""
 
     def configure(self, classes: Sequence[SLOClassSpec], default: str | None) -> None:
         """Put classes in force for requests that finish from now on."""
@@ -99,16 +78,26 @@ class SLOCounter:
         slo_class = self._classes.get(request.slo_class or "")
         if slo_class is None:
             return None
-        counts = self._counts.setdefault(slo_class.name, _Counts())
         attained = _attained(slo_class, request)
-        counts.aborted += request.aborted
-        if request.aborted and attained:
-            return None
-        counts.add(request, attained=attained)
-        return attained
+        verdict = None if request.aborted and attained else attained
+        counted = SLOClassCounters(aborted=int(request.aborted)) if verdict is None else _counted(request, verdict)
+        self._counts[slo_class.name] = self._counts.get(slo_class.name, SLOClassCounters()) + counted
+        return verdict
 
     def states(self) -> list[SLOClassState]:
-        return [_state(name, self._counts.get(name) or _Counts()) for name in self._classes]
+        return [SLOClassState(name=name, **dict(self._counts.get(name, SLOClassCounters()))) for name in self._classes]
+
+
+def _counted(request: EndedRequest, attained: bool) -> SLOClassCounters:
+    """Return what a request with a verdict adds to its class."""
+    return SLOClassCounters(
+        finished=1,
+        attained=int(attained),
+        aborted=int(request.aborted),
+        output_tokens=request.output_tokens,
+        tpot=HistogramState.of(TPOT_BUCKETS_S, *([] if request.tpot_s is None else [request.tpot_s])),
+        ttft=HistogramState.of(TTFT_BUCKETS_S, request.ttft_s),
+    )
 
 
 def _limit_s(arguments: Mapping[str, object], key: str) -> float:
@@ -125,15 +114,3 @@ def _attained(slo_class: SLOClassSpec, request: EndedRequest) -> bool:
     fast_enough = request.tpot_s is None or request.tpot_s <= seconds(slo_class.tpot)
     soon_enough = slo_class.ttft is None or request.ttft_s <= seconds(slo_class.ttft)
     return fast_enough and soon_enough
-
-
-def _state(name: str, counts: _Counts) -> SLOClassState:
-    return SLOClassState(
-        name=name,
-        finished=counts.finished,
-        attained=counts.attained,
-        aborted=counts.aborted,
-        output_tokens=counts.output_tokens,
-        tpot=HistogramState(counts=list(counts.tpot), sum_s=counts.tpot_sum_s),
-        ttft=HistogramState(counts=list(counts.ttft), sum_s=counts.ttft_sum_s),
-    )

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from outrider_crds.runtime_config import STATE_PATH
-from outrider_crds.runtime_state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, RuntimeState, SLOClassState
+from outrider_crds.runtime_state import RuntimeState, SLOClassState
 from outrider_crds.spec import Backend, ModelRef, ModelSource
 
 from outrider_runtime.bucket import is_bucket
@@ -237,14 +237,7 @@ def _stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 def _blank(serving: Serving, started_at: float) -> RuntimeState:
     """Return the state before the engine's first report. It has the SLO classes, so that requests may name them."""
-    classes = [
-        SLOClassState(
-            name=slo.name,
-            tpot=HistogramState(counts=[0] * (len(TPOT_BUCKETS_S) + 1)),
-            ttft=HistogramState(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
-        )
-        for slo in serving.hot.slo_classes
-    ]
+    classes = [SLOClassState(name=slo.name) for slo in serving.hot.slo_classes]
     return blank_state(serving.boot, serving.hot, started_at=started_at).model_copy(update={"slo_classes": classes})
 
 

@@ -6,21 +6,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider_crds.counters import ArmCounters
+from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, ArmCounters, HistogramState, SpeedupCounters
 from outrider_crds.runtime_config import BootConfig, CanaryConfig, HotConfig, config_hash
 from outrider_crds.runtime_state import (
-    TPOT_BUCKETS_S,
-    TTFT_BUCKETS_S,
     AdapterState,
     CanaryState,
     ChoiceState,
     DrafterReport,
-    HistogramState,
     ProfileSource,
     ProfileState,
     RuntimeState,
     SLOClassState,
-    SpeedupState,
 )
 from outrider_crds.spec import SpeculationMode
 
@@ -244,9 +240,9 @@ def _adapter(name: str, hot: HotConfig, behaviour: Behaviour, load_s: float) -> 
     )
 
 
-def _speedup(behaviour: Behaviour, load_s: float) -> SpeedupState:
+def _speedup(behaviour: Behaviour, load_s: float) -> SpeedupCounters:
     probe_s = load_s * 0.05
-    return SpeedupState(
+    return SpeedupCounters(
         probes=int(load_s),
         baseline_tokens=int(probe_s * 100_000),
         baseline_s=probe_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, SpeedupCounters
 from outrider_crds.profile import (
     DrafterProfile,
     ProfileExecutionMode,
@@ -15,17 +16,13 @@ from outrider_crds.profile import (
 )
 from outrider_crds.runtime_config import boot_config, hot_config
 from outrider_crds.runtime_state import (
-    TPOT_BUCKETS_S,
-    TTFT_BUCKETS_S,
     ChoiceState,
     DrafterMemory,
     DrafterReport,
-    HistogramState,
     ProfileSource,
     ProfileState,
     RuntimeState,
     SLOClassState,
-    SpeedupState,
     Verification,
 )
 from outrider_crds.spec import SpeculativeServiceSpec
@@ -85,7 +82,7 @@ def state() -> RuntimeState:
         slo_classes=[
             SLOClassState(name="chat", finished=28, attained=20, aborted=3, output_tokens=100, tpot=tpot, ttft=ttft)
         ],
-        speedup=SpeedupState(
+        speedup=SpeedupCounters(
             probes=1, baseline_tokens=10, baseline_s=1.5, speculative_tokens=20, speculative_s=1.5
         ),
     )  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 
 import numpy as np
 from outrider_crds.runtime_state import AdapterState
 from outrider_crds.spec import SLOClassSpec
+from outrider_runtime.loop.adapter_counts import AdapterCounter
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View
@@ -67,6 +70,22 @@ def test_ended_requests_count_for_their_adapter_and_class() -> None:
     steps.requests.arrived("d", time.time(), None, prompt=4, limit=40, adapter="legal")
     steps.requests.deliver([Delivery("d", 1, End.COMPLETE)], time.monotonic())
     assert (states(loop)["legal"].finished, states(loop)["legal"].attained) == ({"chat": 1}, {"chat": 1})
+
+
+def test_report_while_adapters_arrive_loses_none() -> None:
+    """Bug: a name without its counts ended the reporter's look with a ValueError."""
+    counter = AdapterCounter()
+    arriving = threading.Thread(target=lambda: [counter.number(str(name)) for name in range(2000)])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        arriving.start()
+        while arriving.is_alive():
+            counter.states(["chat"])
+    finally:
+        sys.setswitchinterval(before)
+        arriving.join()
+    assert len(counter.states(["chat"])) == 2000
 
 
 def test_without_adapters_nothing_is_counted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 
 import numpy as np
@@ -87,6 +89,25 @@ def test_a_request_that_the_engine_aborts_is_counted(counter: SLOCounter) -> Non
     requests.aborted("r", time.monotonic(), has_stop_strings=False)
     chat = counter.states()[0]
     assert (chat.finished, chat.attained, chat.aborted) == (1, 0, 1)
+
+
+def test_report_during_a_count_has_whole_requests(counter: SLOCounter) -> None:
+    """Bug: the reporter's thread read a request as finished and not yet attained."""
+
+    def count() -> None:
+        for _ in range(500):
+            finish(counter, "chat", ttft_s=0.1, tpot_s=0.01)
+
+    before, counting = sys.getswitchinterval(), threading.Thread(target=count)
+    sys.setswitchinterval(1e-6)
+    try:
+        counting.start()
+        while counting.is_alive():
+            chat = counter.states()[0]
+            assert chat.finished == chat.attained == sum(chat.ttft.counts) == sum(chat.tpot.counts)
+    finally:
+        sys.setswitchinterval(before)
+        counting.join()
 
 
 def test_a_request_names_its_class_or_gets_the_default(counter: SLOCounter) -> None:

@@ -6,21 +6,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider_crds.counters import ArmCounters
+from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, ArmCounters, HistogramState, SpeedupCounters
 from outrider_crds.generate import text_of
 from outrider_crds.metrics import Metric, MetricKind
 from outrider_crds.runtime_state import (
-    TPOT_BUCKETS_S,
-    TTFT_BUCKETS_S,
     CanaryState,
     ChoiceState,
     DrafterReport,
-    HistogramState,
     ProfileSource,
     ProfileState,
     RuntimeState,
     SLOClassState,
-    SpeedupState,
 )
 from outrider_runtime.server.runtime_metrics import METRICS, RuntimeStateCollector
 from prometheus_client import CollectorRegistry, generate_latest
@@ -66,7 +62,7 @@ def _state() -> RuntimeState:
                 ttft=HistogramState(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
             )
         ],
-        speedup=SpeedupState(probes=1, baseline_tokens=4, baseline_s=0.4, speculative_tokens=8, speculative_s=0.5),
+        speedup=SpeedupCounters(probes=1, baseline_tokens=4, baseline_s=0.4, speculative_tokens=8, speculative_s=0.5),
     )
 
 
@@ -97,7 +93,7 @@ def test_every_number_of_the_state_is_a_metric() -> None:
             if field.annotation in (int, float) and not any(isinstance(note, Metric) for note in field.metadata):
                 yield f"{model.__name__}.{name}"
 
-    models = (RuntimeState, DrafterReport, SLOClassState, SpeedupState, ChoiceState, ProfileState)
+    models = (RuntimeState, DrafterReport, SLOClassState, SpeedupCounters, ChoiceState, ProfileState)
     assert sorted(name for model in models for name in counted(model)) == [
         "RuntimeState.reported_at",
         "RuntimeState.schema_version",

@@ -10,7 +10,7 @@ from outrider_crds.runtime_state import AdapterState, RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import AdapterStatus, ConditionReason
 
-from outrider_operator.cluster_model import WindowFigures
+from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import rounded, three_digits
@@ -70,14 +70,15 @@ def _status(reports: _Reports, behaviour: MeasuredBehaviour) -> AdapterStatus:
     )
 
 
-def _measured(figures: WindowFigures | None, name: str) -> dict[str, Any]:
-    if figures is None or name not in figures.adapters:
+def _measured(figures: WindowCounts | None, name: str) -> dict[str, Any]:
+    if figures is None or name not in figures.gained.adapters:
         return {}
-    seen = figures.adapters[name]
+    seen = figures.gained.adapters[name]
+    finished, attained = sum(seen.finished.values()), sum(seen.attained.values())
     return {
         "acceptance_rate": three_digits(seen.accepted / seen.tried) if seen.tried >= LEAST_TOKENS else "",
-        "attainment_percent": three_digits(100 * seen.attained / seen.finished) if seen.finished > 0 else "",
-        "requests": rounded(seen.finished),
+        "attainment_percent": three_digits(100 * attained / finished) if finished > 0 else "",
+        "requests": rounded(finished),
     }
 
 

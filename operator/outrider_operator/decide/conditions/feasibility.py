@@ -65,4 +65,4 @@ def _acceptance(behaviour: MeasuredBehaviour) -> dict[str, float]:
     figures = behaviour.windows.current
     if figures is None:
         return {}
-    return {name: d.accepted / d.tried for name, d in figures.drafters.items() if d.tried >= LEAST_TOKENS}
+    return {name: d.accepted / d.tried for name, d in figures.gained.drafters.items() if d.tried >= LEAST_TOKENS}

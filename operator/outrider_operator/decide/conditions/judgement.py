@@ -10,7 +10,7 @@ from collections.abc import Callable
 from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
-from outrider_operator.cluster_model import WindowFigures
+from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.conditions.feasibility import infeasible
 from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
@@ -40,7 +40,7 @@ _MEASURED_REASONS = frozenset(
     }
 )
 
-Judge = Callable[[SpeculativeServiceSpec, WindowFigures], Verdict]
+Judge = Callable[[SpeculativeServiceSpec, WindowCounts], Verdict]
 
 
 def speculation_active(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
@@ -74,8 +74,8 @@ def slo_attained(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, pro
     return infeasible(behaviour, spec, profiles) or _two_windows(behaviour, spec, ConditionType.SLO_ATTAINED, _slo)
 
 
-def _use(figures: WindowFigures, *, active: bool) -> Verdict:
-    if figures.output_tokens < LEAST_TOKENS:
+def _use(figures: WindowCounts, *, active: bool) -> Verdict:
+    if figures.gained.output_tokens < LEAST_TOKENS:
         return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
     share, gain = used_share(figures), speedup(figures)
     percent = three_digits(100 * share)
@@ -92,8 +92,8 @@ def _use(figures: WindowFigures, *, active: bool) -> Verdict:
     )
 
 
-def _goodput(_spec: SpeculativeServiceSpec, figures: WindowFigures) -> Verdict:
-    if figures.output_tokens < LEAST_TOKENS:
+def _goodput(_spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
+    if figures.gained.output_tokens < LEAST_TOKENS:
         return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
     gain = speedup(figures)
     if used_share(figures) < USED_SHARE:
@@ -122,7 +122,7 @@ def _said(gain: Speedup | None) -> str:
     return f"the speed-up is {three_digits(gain.value)}x, {between}"
 
 
-def _slo(spec: SpeculativeServiceSpec, figures: WindowFigures) -> Verdict:
+def _slo(spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
     judged = [(slo, share) for slo in spec.slo_classes if (share := attainment(figures, slo.name)) is not None]
     if not judged:
         return unknown(

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
+from outrider_crds.runtime_state import ServiceCounters
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import DemandStatus
 
-from outrider_operator.cluster_model import WindowFigures
+from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import LEAST_TOKENS
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
@@ -73,7 +74,7 @@ class Capacity:
 
 
 def demand(
-    spec: SpeculativeServiceSpec, figures: WindowFigures | None, profiles: list[ProductProfile]
+    spec: SpeculativeServiceSpec, figures: WindowCounts | None, profiles: list[ProductProfile]
 ) -> list[DemandStatus]:
     """One entry for each product that can meet the SLO according to its profile."""
     tpot_s = _tightest_tpot_s(spec, figures)
@@ -94,30 +95,30 @@ def demand(
     ]
 
 
-def load_of(figures: WindowFigures | None) -> Load | None:
+def load_of(figures: WindowCounts | None) -> Load | None:
     """Load in the window; None if no pod answered."""
     if figures is None or not figures.pods_answered or not figures.pods_ready:
         return None
-    rate = figures.output_tokens / figures.window_s * figures.pods_ready / figures.pods_answered
-    if figures.output_tokens < LEAST_TOKENS or not figures.request_steps or figures.busy_steps < 1:
+    counted, tokens_per_step = figures.gained, figures.rare.tokens_per_step
+    rate = counted.output_tokens / figures.window_s * figures.pods_ready / figures.pods_answered
+    if counted.output_tokens < LEAST_TOKENS or not counted.request_steps or counted.steps < 1:
         return Load(rate, tokens_per_step=1.0, batch=1.0, step_s=0.0)
-    batch = max(1.0, figures.request_steps / figures.busy_steps)
-    step_s = figures.busy_s / figures.busy_steps
-    prompts_s = min(figures.prompt_busy_s / figures.busy_steps, step_s)
-    return Load(rate, max(1.0, figures.tokens_per_step), batch, step_s, _slopes(figures), prompts_s)
+    batch = max(1.0, counted.request_steps / counted.steps)
+    step_s = counted.busy_s / counted.steps
+    prompts_s = min(counted.prompt_busy_s / counted.steps, step_s)
+    return Load(rate, max(1.0, tokens_per_step), batch, step_s, _slopes(counted), prompts_s)
 
 
-def _slopes(figures: WindowFigures) -> Slopes | None:
+def _slopes(counted: ServiceCounters) -> Slopes | None:
     """Slopes of a step's seconds and tokens by its batch `b`: `(n Sby - Sb Sy) / (n Sbb - Sb Sb)` over `n` steps."""
-    steps, requests = figures.busy_steps, figures.request_steps
-    spread = steps * figures.batch_squared - requests * requests
+    steps, requests = counted.steps, counted.request_steps
+    spread = steps * counted.batch_squared - requests * requests
     weight = (spread / (requests * requests) - _NO_SPREAD) / (_FULL_SPREAD - _NO_SPREAD)
     if weight <= 0:
         return None
-    accepted = sum(drafter.accepted for drafter in figures.drafters.values())
     return Slopes(
-        step_s=(steps * figures.batch_busy_s - requests * (figures.busy_s - figures.prompt_busy_s)) / spread,
-        tokens=1 + (steps * figures.batch_accepted - requests * accepted) / spread,
+        step_s=(steps * counted.batch_busy_s - requests * (counted.busy_s - counted.prompt_busy_s)) / spread,
+        tokens=1 + (steps * counted.batch_accepted - requests * counted.accepted) / spread,
         weight=min(1.0, weight),
     )
 
@@ -184,8 +185,8 @@ def _pass_s(cost: ProfileStepCost, load: Load, batch: float) -> float:
     return profiled_s + excess_s + growth_s * (batch - load.batch)
 
 
-def _tightest_tpot_s(spec: SpeculativeServiceSpec, figures: WindowFigures | None) -> float | None:
+def _tightest_tpot_s(spec: SpeculativeServiceSpec, figures: WindowCounts | None) -> float | None:
     """Lowest TPOT, in seconds, of the classes with finished requests in the window; of all classes if none has any."""
-    classes = figures.slo_classes if figures is not None else {}
+    classes = figures.gained.slo_classes if figures is not None else {}
     busy = [slo for slo in spec.slo_classes if slo.name in classes and classes[slo.name].finished > 0]
     return min((seconds(slo.tpot) for slo in busy or spec.slo_classes), default=None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outrider_operator.cluster_model import WindowFigures
+from outrider_crds.counters import SpeedupCounters
+
+from outrider_operator.cluster_model import WindowCounts
 
 LEAST_TOKENS = 50
 """Tokens that a window needs before its goodput or acceptance rate counts."""
@@ -23,9 +25,9 @@ UNKNOWN_ERROR = 0.05
 """Standard error of a ratio from pods of an older release, which report none."""
 
 
-def attainment(figures: WindowFigures, name: str) -> float | None:
+def attainment(figures: WindowCounts, name: str) -> float | None:
     """Share of finished requests that met the class; None with too few requests."""
-    slo_class = figures.slo_classes.get(name)
+    slo_class = figures.gained.slo_classes.get(name)
     if slo_class is None or slo_class.finished < LEAST_REQUESTS:
         return None
     return slo_class.attained / slo_class.finished
@@ -46,19 +48,19 @@ class Speedup:
         return self.low > 1.0 or self.high < 1.0
 
 
-def speedup(figures: WindowFigures) -> Speedup | None:
+def speedup(figures: WindowCounts) -> Speedup | None:
     """Speed-up of all steps; None before the third probe.
 
     The probes measure steps that speculate, so their ratio is weighted by the share of such steps. A step that verifies
     a proposal is no faster than a plain one, so the speed-up never exceeds the tokens per step of a request.
     """
-    measured = _ratio(figures)
+    measured = _ratio(figures.rare.speedup)
     if measured is None:
         return None
-    ratio, error = measured
-    most = max(1.0, figures.tokens_per_step) if figures.tokens_per_step > 0 else MOST_RATIO
-    sigmas = _sigmas(figures)
-    share = min(1.0, figures.speculative_steps / figures.steps) if figures.steps > 0 else 1.0
+    (ratio, error), rare = measured, figures.rare
+    most = max(1.0, rare.tokens_per_step) if rare.tokens_per_step > 0 else MOST_RATIO
+    sigmas = _sigmas(rare.speedup)
+    share = min(1.0, rare.speculative_steps / rare.steps) if rare.steps > 0 else 1.0
     value, low, high = (
         min(1.0 - share + share * min(max(LEAST_RATIO, bound), MOST_RATIO), most)
         for bound in (ratio, ratio - sigmas * error, ratio + sigmas * error)
@@ -66,27 +68,26 @@ def speedup(figures: WindowFigures) -> Speedup | None:
     return Speedup(value, low, high)
 
 
-def _sigmas(figures: WindowFigures) -> float:
+def _sigmas(counted: SpeedupCounters) -> float:
     """Half width of the interval, in standard errors, for the number of probes."""
-    degrees = max(2, round(figures.probes) - 1) if figures.probe_weight > 0 else math.inf
+    degrees = max(2, round(counted.probes) - 1) if counted.weight > 0 else math.inf
     return QUANTILES[int(degrees) - 2] if degrees < 2 + len(QUANTILES) else SIGMAS
 
 
-def _ratio(figures: WindowFigures) -> tuple[float, float] | None:
+def _ratio(counted: SpeedupCounters) -> tuple[float, float] | None:
     """Goodput of steps that speculate / goodput of plain steps, and its standard error; None with too few probes."""
-    if figures.probe_weight > 0 and figures.probes < LEAST_PROBES:
+    if counted.weight > 0 and counted.probes < LEAST_PROBES:
         return None
-    if figures.probe_weight > 0:
-        return figures.probe_weighted_ratio / figures.probe_weight, 1.0 / math.sqrt(figures.probe_weight)
-    if min(figures.baseline_tokens, figures.baseline_s, figures.speculative_tokens, figures.speculative_s) <= 0:
+    if counted.weight > 0:
+        return counted.weighted_ratio / counted.weight, 1.0 / math.sqrt(counted.weight)
+    if min(counted.baseline_tokens, counted.baseline_s, counted.speculative_tokens, counted.speculative_s) <= 0:
         return None
-    speculative, baseline = (
-        figures.speculative_tokens / figures.speculative_s, figures.baseline_tokens / figures.baseline_s
-    )  # fmt: skip
+    speculative = counted.speculative_tokens / counted.speculative_s
+    baseline = counted.baseline_tokens / counted.baseline_s
     return speculative / baseline, UNKNOWN_ERROR
 
 
-def used_share(figures: WindowFigures) -> float:
+def used_share(figures: WindowCounts) -> float:
     """Share of (request, step) pairs that verified a proposal."""
-    used = sum(drafter.request_steps for drafter in figures.drafters.values())
-    return used / figures.request_steps if figures.request_steps > 0 else 0.0
+    used = sum(drafter.request_steps for drafter in figures.gained.drafters.values())
+    return used / figures.gained.request_steps if figures.gained.request_steps > 0 else 0.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from outrider_crds.runtime_state import TPOT_BUCKETS_S, DrafterReport
+from outrider_crds.counters import TPOT_BUCKETS_S, DrafterCounters
+from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import DraftStatus, GoodputStatus, SLOClassStatus, Summary
 
-from outrider_operator.cluster_model import DrafterFigures, WindowFigures
+from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import bytes_text, percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
@@ -16,42 +17,41 @@ from outrider_operator.validation.reading import cut
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
 
 
-def goodput(figures: WindowFigures | None) -> GoodputStatus | None:
+def goodput(figures: WindowCounts | None) -> GoodputStatus | None:
     if figures is None:
         return None
-    rate, gain = figures.output_tokens / figures.window_s, _significant_speedup(figures)
+    rate, gain = figures.gained.output_tokens / figures.window_s, _significant_speedup(figures)
     return GoodputStatus(
         tokens_per_second=three_digits(rate),
         baseline_tokens_per_second=three_digits(rate / gain.value) if gain else "",
         speedup=three_digits(gain.value) if gain else "",
         speedup_range=f"{three_digits(gain.low)}-{three_digits(gain.high)}" if gain else "",
         window=f"{round(figures.window_s / 5) * 5 or round(figures.window_s)}s",
-        tokens=rounded(figures.output_tokens),
+        tokens=rounded(figures.gained.output_tokens),
         pods=f"{figures.pods_answered}/{figures.pods_ready}",
     )
 
 
-def summary(spec: SpeculativeServiceSpec, figures: WindowFigures | None) -> Summary | None:
+def summary(spec: SpeculativeServiceSpec, figures: WindowCounts | None) -> Summary | None:
     if figures is None:
         return None
     gain = _significant_speedup(figures)
-    tried = sum(drafter.tried for drafter in figures.drafters.values())
-    accepted = sum(drafter.accepted for drafter in figures.drafters.values())
+    tried, accepted = figures.gained.tried, figures.gained.accepted
     return Summary(
-        goodput=f"{three_digits(figures.output_tokens / figures.window_s)} tok/s",
+        goodput=f"{three_digits(figures.gained.output_tokens / figures.window_s)} tok/s",
         speedup=f"{three_digits(gain.value)}x" if gain else "",
         acceptance=f"{three_digits(100 * accepted / tried)}%" if tried >= LEAST_TOKENS else "",
         slo=_worst_class(spec, figures),
     )
 
 
-def _significant_speedup(figures: WindowFigures) -> Speedup | None:
+def _significant_speedup(figures: WindowCounts) -> Speedup | None:
     """The speed-up of a window with traffic; None until it differs significantly from 1."""
-    gain = speedup(figures) if figures.output_tokens >= LEAST_TOKENS else None
+    gain = speedup(figures) if figures.gained.output_tokens >= LEAST_TOKENS else None
     return gain if gain is not None and gain.is_significant else None
 
 
-def slo_classes(spec: SpeculativeServiceSpec, figures: WindowFigures | None) -> list[SLOClassStatus]:
+def slo_classes(spec: SpeculativeServiceSpec, figures: WindowCounts | None) -> list[SLOClassStatus]:
     return [_slo_class(slo.name, figures) for slo in spec.slo_classes]
 
 
@@ -61,7 +61,7 @@ def drafts(
     return [_draft(behaviour, profiles, drafter.name) for drafter in spec.draft_pool]
 
 
-def _worst_class(spec: SpeculativeServiceSpec, figures: WindowFigures) -> str:
+def _worst_class(spec: SpeculativeServiceSpec, figures: WindowCounts) -> str:
     """The class furthest below (or least above) its objective."""
     shares = [
         (100 * share - slo.objective_percent, slo.name, share)
@@ -74,13 +74,13 @@ def _worst_class(spec: SpeculativeServiceSpec, figures: WindowFigures) -> str:
     return f"{three_digits(100 * share)}% {name}"
 
 
-def _slo_class(name: str, figures: WindowFigures | None) -> SLOClassStatus:
-    slo = figures.slo_classes.get(name) if figures is not None else None
+def _slo_class(name: str, figures: WindowCounts | None) -> SLOClassStatus:
+    slo = figures.gained.slo_classes.get(name) if figures is not None else None
     if slo is None or slo.finished <= 0:
         return SLOClassStatus(name=name, aborted=rounded(slo.aborted) if slo is not None else 0)
 
     def quantile(share: float) -> str:
-        value = percentile_s(slo.tpot_counts, TPOT_BUCKETS_S, share)
+        value = percentile_s(slo.tpot.counts, TPOT_BUCKETS_S, share)
         return time_text(value) if value is not None else ""
 
     return SLOClassStatus(
@@ -128,15 +128,15 @@ def _memory(reports: list[DrafterReport]) -> str:
     return f"{weights} of weights and {token} a token cost {three_digits(memory.concurrency_percent)}% of concurrency"
 
 
-def _measured(figures: WindowFigures | None, name: str) -> dict[str, str]:
+def _measured(figures: WindowCounts | None, name: str) -> dict[str, str]:
     if figures is None:
         return {}
-    window = figures.drafters.get(name, DrafterFigures())
-    sample = window if window.tried >= LEAST_TOKENS else figures.drafters_long.get(name, window)
+    window = figures.gained.drafters.get(name, DrafterCounters())
+    sample = window if window.tried >= LEAST_TOKENS else figures.rare.drafters.get(name, window)
     if sample.tried < 1 or sample.request_steps < 1:
         return {}
     return {
         "acceptance_rate": three_digits(sample.accepted / sample.tried),
         "accepted_length": three_digits(1 + sample.accepted / sample.request_steps),
-        "share_percent": three_digits(100 * window.request_steps / max(figures.request_steps, 1.0)),
+        "share_percent": three_digits(100 * window.request_steps / max(figures.gained.request_steps, 1.0)),
     }

@@ -8,8 +8,10 @@ from outrider_crds.runtime_config import HotConfig, adapters_folder
 from outrider_crds.runtime_state import AdapterState
 from outrider_crds.spec import AdapterVolume
 from outrider_crds.status import ConditionType
-from outrider_operator.cluster_model import AdapterFigures, FigureWindows, WindowFigures
+from outrider_operator.cluster_model import FigureWindows
 
+from tests.unit.operator.decide.window_counts import adapter as counted
+from tests.unit.operator.decide.window_counts import window_counts
 from tests.unit.operator.decide.world import World, manifest
 
 LORA = {"maxAdapters": 2, "volume": {"pvc": {"claimName": "adapters", "path": "llama"}}}
@@ -141,8 +143,8 @@ def test_a_folder_of_the_node_that_is_not_allowed_is_refused() -> None:
 def test_figures_of_an_adapter_are_those_of_its_requests() -> None:
     """Acceptance and attainment by adapter, summed over SLO classes; too few tokens give no rate."""
     world = serving(adapter("support"), adapter("legal"))
-    figures = {"support": AdapterFigures(400, 100, 40, 30), "legal": AdapterFigures(tried=10, accepted=10)}
-    world.figures = FigureWindows(WindowFigures(window_s=60, pods_answered=1, pods_ready=1, adapters=figures))
+    adapters = {"support": counted(400, 100, 40, 30), "legal": counted(10, 10)}
+    world.figures = FigureWindows(window_counts(adapters=adapters))
     world.now += 60
     world.settle()
     support, legal = world.services["chat"]["status"]["adapters"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,43 +11,35 @@ from outrider_crds.runtime_state import (
     DrafterReport,
 )
 from outrider_crds.status import ConditionType as C
-from outrider_operator.cluster_model import DrafterFigures as Drafter
-from outrider_operator.cluster_model import FigureWindows, SLOClassFigures, WindowFigures
+from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.conditions.status_changes import status_write
 
+from tests.unit.operator.decide.window_counts import drafter, slo_class, window_counts
 from tests.unit.operator.decide.world import World, manifest
 
 
-def figures(**fields: Any) -> WindowFigures:
+def figures(**fields: Any) -> WindowCounts:
     """A busy window in which speculation is used and pays."""
-    standard = WindowFigures(
-        window_s=60,
-        pods_answered=1,
-        pods_ready=1,
-        output_tokens=6000,
-        request_steps=2000,
-        drafters={"pld": Drafter(tried=3000, accepted=2000, request_steps=1500)},
-        slo_classes={"chat": slo(100, 99)},
-        steps=1000,
-        speculative_steps=1000,
-        probes=30,
-        tokens_per_step=3.0,
-        probe_weight=900,
-        probe_weighted_ratio=900 * 1.5,
-    )
-    return replace(standard, **fields)
-
-
-def slo(finished: float, attained: float) -> SLOClassFigures:
-    return SLOClassFigures(finished, attained, (0.0,) * 10 + (finished,) + (0.0,) * 17)
+    busy: dict[str, Any] = {
+        "output_tokens": 6000,
+        "request_steps": 2000,
+        "drafters": {"pld": drafter(3000, 2000, 1500)},
+        "slo_classes": {"chat": slo_class(100, 99)},
+        "steps": 1000,
+        "speculative_steps": 1000,
+        "probes": 30,
+        "weight": 900,
+        "weighted_ratio": 900 * 1.5,
+    }
+    return window_counts(**busy | fields)
 
 
 GOOD = figures()
-BAD = figures(probe_weighted_ratio=900 * 0.75, slo_classes={"chat": slo(100, 50)})
-QUIET = figures(output_tokens=3, slo_classes={"chat": slo(1, 0)})
+BAD = figures(weighted_ratio=900 * 0.75, slo_classes={"chat": slo_class(100, 50)})
+QUIET = figures(output_tokens=3, slo_classes={"chat": slo_class(1, 0)})
 
 
-def measured(world: World, current: WindowFigures | None, previous: WindowFigures | None, error: str = "") -> None:
+def measured(world: World, current: WindowCounts | None, previous: WindowCounts | None, error: str = "") -> None:
     world.figures = FigureWindows(current, previous, error)
     world.now += 60
     world.settle()
@@ -120,14 +111,14 @@ def test_a_restarted_operator_keeps_the_figures_until_it_has_measured(serving: W
     ("window", "expected"),
     [
         (GOOD, "True/Pays"),
-        (figures(drafters={"pld": Drafter(30, 10, 20)}), "False/NotWorthIt"),
+        (figures(drafters={"pld": drafter(30, 10, 20)}), "False/NotWorthIt"),
         (BAD, "False/NotWorthIt"),
         (QUIET, "Unknown/NoTraffic"),
         (None, "Unknown/Measuring"),
     ],
 )
 def test_speculation_active_says_whether_it_is_used_and_pays(
-    serving: World, window: WindowFigures | None, expected: str
+    serving: World, window: WindowCounts | None, expected: str
 ) -> None:
     """k = 0 is a right choice, not a fault."""
     measured(serving, window, None)
@@ -137,7 +128,7 @@ def test_speculation_active_says_whether_it_is_used_and_pays(
 @pytest.mark.parametrize("kind", [C.SPECULATION_ACTIVE, C.GOODPUT_HEALTHY])
 def test_a_loss_within_noise_is_no_loss(serving: World, kind: C) -> None:
     """Two probes while a pod started say 0.9 and mean nothing: no figure, no alarm, and the sentence says why."""
-    unsure = figures(probe_weight=50, probe_weighted_ratio=50 * 0.9)
+    unsure = figures(weight=50, weighted_ratio=50 * 0.9)
     measured(serving, unsure, unsure)
     assert serving.condition(kind).status == "True"
     assert "does not differ from 1 beyond noise yet, it is between 0.617 and 1.18" in serving.condition(kind).message
@@ -149,7 +140,7 @@ def test_a_loss_within_noise_is_no_loss(serving: World, kind: C) -> None:
 
 def test_speed_up_needs_three_probes(serving: World) -> None:
     """Bug: a pod that had just started said 3.23x after one probe."""
-    single = figures(probes=1, probe_weight=900, probe_weighted_ratio=900 * 1.5)
+    single = figures(probes=1, weight=900, weighted_ratio=900 * 1.5)
     measured(serving, single, single)
     assert serving.reason(C.GOODPUT_HEALTHY) == "Unknown/Measuring"
     goodput = serving.observed().status.goodput
@@ -168,7 +159,7 @@ def test_speed_up_of_three_probes_has_a_wide_range(serving: World) -> None:
 
 def test_speed_up_is_never_above_the_tokens_of_a_step(serving: World) -> None:
     """Bug: 3.23x, between 2.63 and 3.82, with 1.46 tokens a step. Such a step takes no less time than a plain one."""
-    impossible = figures(tokens_per_step=1.46, probe_weighted_ratio=900 * 3.23)
+    impossible = figures(rare={"drafters": {"pld": drafter(3000, 920)}}, weighted_ratio=900 * 3.23)
     measured(serving, impossible, impossible)
     goodput = serving.observed().status.goodput
     assert goodput is not None
@@ -177,7 +168,7 @@ def test_speed_up_is_never_above_the_tokens_of_a_step(serving: World) -> None:
 
 def test_a_few_steps_that_speculate_cannot_halve_the_goodput(serving: World) -> None:
     """3% of the steps speculate at half the goodput: 1.5% are lost, not half."""
-    rare = figures(speculative_steps=30, probe_weighted_ratio=900 * 0.5)
+    rare = figures(speculative_steps=30, weighted_ratio=900 * 0.5)
     measured(serving, rare, rare)
     status = serving.observed().status
     assert status.goodput is not None
@@ -187,10 +178,10 @@ def test_a_few_steps_that_speculate_cannot_halve_the_goodput(serving: World) -> 
 @pytest.mark.parametrize(
     "reported",
     [
-        {"probe_weight": 1e-9, "probe_weighted_ratio": 1e15},
-        {"probe_weight": 1e-310, "probe_weighted_ratio": 1e15},
-        {"probe_weight": 1e15, "probe_weighted_ratio": 0.0},
-        {"probe_weight": 0, "baseline_tokens": 1e-310, "baseline_s": 1, "speculative_tokens": 1e15, "speculative_s": 1},
+        {"weight": 1e-9, "weighted_ratio": 1e15},
+        {"weight": 1e-310, "weighted_ratio": 1e15},
+        {"weight": 1e15, "weighted_ratio": 0.0},
+        {"weight": 0, "baseline_tokens": 1e-310, "baseline_s": 1, "speculative_tokens": 1e15, "speculative_s": 1},
     ],
 )
 def test_whatever_a_pod_reports_is_no_more_than_a_figure(serving: World, reported: dict[str, float]) -> None:
@@ -214,7 +205,7 @@ def test_pods_of_the_release_before_say_their_speed_up_as_they_did(serving: Worl
     """They report tokens and seconds, and not how sure they are."""
     measured(
         serving,
-        figures(probe_weight=0, baseline_tokens=100, baseline_s=2, speculative_tokens=300, speculative_s=4),
+        figures(weight=0, baseline_tokens=100, baseline_s=2, speculative_tokens=300, speculative_s=4),
         None,
     )
     status = serving.observed().status
@@ -283,7 +274,7 @@ def test_the_printer_columns_name_the_worst_class() -> None:
     """GOODPUT, SPEEDUP, ACCEPTANCE, SLO."""
     world = World(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}, {"name": "batch", "tpot": "1s"}]))
     world.serve()
-    measured(world, figures(slo_classes={"chat": slo(100, 91), "batch": slo(100, 99)}), None)
+    measured(world, figures(slo_classes={"chat": slo_class(100, 91), "batch": slo_class(100, 99)}), None)
     summary, goodput = world.observed().status.summary, world.observed().status.goodput
     assert summary is not None
     assert goodput is not None
@@ -318,10 +309,10 @@ def test_a_load_at_the_crossover_does_not_flip_speculation_active(serving: World
     """Each flip is a write and an event."""
     measured(serving, GOOD, None)
     for share in (0.04, 0.06, 0.03, 0.055):
-        measured(serving, figures(drafters={"pld": Drafter(300, 200, 2000 * share)}), None)
+        measured(serving, figures(drafters={"pld": drafter(300, 200, 2000 * share)}), None)
         assert serving.reason(C.SPECULATION_ACTIVE) == "True/Pays"
-    measured(serving, figures(drafters={"pld": Drafter(300, 200, 20)}), None)
-    measured(serving, figures(drafters={"pld": Drafter(300, 200, 80)}), None)
+    measured(serving, figures(drafters={"pld": drafter(300, 200, 20)}), None)
+    measured(serving, figures(drafters={"pld": drafter(300, 200, 80)}), None)
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/NotWorthIt"
 
 
@@ -329,9 +320,9 @@ def test_conditions_are_written_at_once_and_figures_every_15_seconds(serving: Wo
     """Figures are written at most four times a minute, and only if their three digits changed."""
     measured(serving, GOOD, GOOD)
     old = serving.observed().status
-    serving.figures = FigureWindows(replace(GOOD, output_tokens=6001), GOOD)
+    serving.figures = FigureWindows(figures(output_tokens=6001), GOOD)
     assert not status_write(old, serving.reconcile().status, serving.now, serving.now - 60).is_due
-    serving.figures = FigureWindows(replace(GOOD, output_tokens=7000), GOOD)
+    serving.figures = FigureWindows(figures(output_tokens=7000), GOOD)
     new = serving.reconcile().status
     assert status_write(old, new, serving.now, serving.now - 5).again_in_s == pytest.approx(10)
     assert status_write(old, new, serving.now, serving.now - 15).is_due

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
-from outrider_operator.cluster_model import DrafterFigures, FigureWindows, SLOClassFigures, WindowFigures
+from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.figures.demand import Capacity, Load, Slopes, capacity, load_of
 from outrider_operator.operator_metrics.demand_metrics import LABELS, NAME, ServiceDemand
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.unit.operator.decide.window_counts import drafter, slo_class, window_counts
 from tests.unit.operator.decide.world import World, manifest, rfc3339, target_profile
 
 EXAMPLES = Path(__file__).parents[5] / "examples" / "autoscaling"
@@ -34,20 +35,14 @@ PROFILE = TargetProfile(
 )
 
 
-def _figures(rate: float, batch: float, step_s: float, tokens_per_step: float = 1.0, pods: int = 1) -> WindowFigures:
+def _figures(rate: float, batch: float, step_s: float, tokens_per_step: float = 1.0, pods: int = 1) -> WindowCounts:
     """A window of 60 s."""
     steps = 60 * rate / (batch * tokens_per_step)
-    return WindowFigures(
-        window_s=60.0,
-        pods_answered=pods,
-        pods_ready=pods,
-        output_tokens=60 * rate,
-        request_steps=batch * steps,
-        busy_steps=steps,
-        busy_s=step_s * steps,
-        tokens_per_step=tokens_per_step,
-        slo_classes={"chat": SLOClassFigures(finished=10)},
-    )
+    accepted = {"pld": drafter(accepted=(tokens_per_step - 1) * batch * steps)}
+    return window_counts(
+        pods=pods, output_tokens=60 * rate, request_steps=batch * steps, steps=steps, busy_s=step_s * steps,
+        drafters=accepted, slo_classes={"chat": slo_class(10)},
+    )  # fmt: skip
 
 
 def test_capacity_is_the_largest_batch_within_the_tpot() -> None:
@@ -205,7 +200,7 @@ class Prompts:
         request_s = self.token_s * (1 + self.prompt / self.answer) + self.context_token_s * self.prompt
         return (tpot_s - self.cost.constant_s) / request_s / tpot_s
 
-    def window(self, rate: float, seed: int = 0) -> WindowFigures:
+    def window(self, rate: float, seed: int = 0) -> WindowCounts:
         """300 s of Poisson arrivals that bring `rate` tokens/s: in a step 2,048 tokens and 256 requests at most."""
         draw, clock_s, arrival_s = random.Random(seed), 0.0, 0.0
         waiting: list[int] = []
@@ -231,8 +226,8 @@ class Prompts:
             clock_s += decode_s + prompts_s
             steps.append((batch, decode_s if batch else 0.0, prompts_s if batch else decode_s + prompts_s, begun))
             running = [left - 1 for left in running if left > 1] + [self.answer] * begun
-        return WindowFigures(
-            window_s=300.0, pods_answered=1, pods_ready=1, busy_steps=len(steps), tokens_per_step=1.0,
+        return window_counts(
+            window_s=300.0, steps=len(steps),
             output_tokens=sum(batch + begun for batch, _, _, begun in steps),
             request_steps=sum(batch for batch, *_ in steps),
             busy_s=sum(decode_s + prompts_s for _, decode_s, prompts_s, _ in steps),
@@ -241,7 +236,7 @@ class Prompts:
             prompt_busy_s=sum(prompts_s for _, _, prompts_s, _ in steps),
         )  # fmt: skip
 
-    def advice(self, figures: WindowFigures, tpot_s: float) -> Capacity | None:
+    def advice(self, figures: WindowCounts, tpot_s: float) -> Capacity | None:
         load = load_of(figures)
         assert load is not None
         return capacity(PROFILE.model_copy(update={"costs": {ProfileExecutionMode.UNIFORM: self.cost}}), load, tpot_s)
@@ -264,8 +259,9 @@ def test_autoscaler_leaves_an_overload_by_long_prompts(start: int) -> None:
     served, pods, settled = Prompts(6000, 100), start, []
     rate = 3 * served.capacity_per_s(0.03)
     for window in range(8):
-        figures = served.window(rate / pods, seed=window)
-        advice = served.advice(replace(figures, output_tokens=pods * figures.output_tokens), tpot_s=0.03)
+        gained = served.window(rate / pods, seed=window).gained
+        all_pods = gained.model_copy(update={"output_tokens": pods * gained.output_tokens})
+        advice = served.advice(WindowCounts(300.0, 1, 1, all_pods, all_pods), tpot_s=0.03)
         assert advice is not None
         pods = math.ceil(advice.replicas / 0.8)
         settled.append(pods)
@@ -278,9 +274,8 @@ def test_demand_does_not_jump_as_batches_vary_more() -> None:
 
     def replicas(spread: float) -> float:
         squared = 1_000 * 100**2 * (1 + spread)
-        load = load_of(WindowFigures(
-            window_s=60.0, pods_answered=1, pods_ready=1, output_tokens=100_000, request_steps=100_000,
-            busy_steps=1_000, busy_s=24.0, tokens_per_step=1.0, batch_squared=squared,
+        load = load_of(window_counts(
+            output_tokens=100_000, request_steps=100_000, steps=1_000, busy_s=24.0, batch_squared=squared,
             batch_busy_s=0.024 * 100_000 + 0.0001 * (squared - 1_000 * 100**2),
         ))  # fmt: skip
         assert load is not None
@@ -310,25 +305,28 @@ def test_absurd_numbers_have_no_demand(cost: ProfileStepCost, load: Load) -> Non
 
 def test_fraction_of_a_step_is_too_few_to_tell_its_time() -> None:
     """Prometheus extrapolates: a counter that did not grow by one may have grown by 1e-9."""
-    figures = replace(_figures(1_000, 10, 0.011), busy_steps=1e-9)
+    figures = window_counts(output_tokens=60_000, request_steps=60_000, steps=1e-9, busy_s=60.0)
     assert load_of(figures) == Load(tokens_per_s=1_000, tokens_per_step=1.0, batch=1.0, step_s=0.0)
 
 
 def test_slopes_of_a_window_are_those_of_its_steps() -> None:
     """Half of the steps have 10 requests, 12 ms and 5 accepted tokens, half 30 requests, 18 ms and 9: 0.3 ms and 1.2
     tokens a request. Steps of one batch tell no slope, and pods of older releases report none."""
-    figures = WindowFigures(
-        window_s=60.0, pods_answered=1, pods_ready=1, output_tokens=27_000, request_steps=20_000, busy_steps=1_000,
-        busy_s=15.0, tokens_per_step=1.35, drafters={"pld": DrafterFigures(accepted=7_000)},
-        batch_squared=500 * (100 + 900), batch_busy_s=500 * (0.12 + 0.54), batch_accepted=500 * (50 + 270),
-    )  # fmt: skip
-    load = load_of(figures)
+
+    def of_window(batch_squared: float) -> Load | None:
+        return load_of(window_counts(
+            output_tokens=27_000, request_steps=20_000, steps=1_000, busy_s=15.0,
+            drafters={"pld": drafter(accepted=7_000)}, batch_squared=batch_squared,
+            batch_busy_s=500 * (0.12 + 0.54), batch_accepted=500 * (50 + 270),
+        ))  # fmt: skip
+
+    load = of_window(500 * (100 + 900))
     assert load is not None
     assert load.slopes is not None
     assert load.slopes.step_s == pytest.approx(0.0003)
     assert load.slopes.tokens == pytest.approx(1.2)
-    for one_batch in (replace(figures, batch_squared=1_000 * 400), replace(figures, batch_squared=0.0)):
-        load = load_of(one_batch)
+    for squared in (1_000 * 400, 0.0):
+        load = of_window(squared)
         assert load is not None
         assert load.slopes is None
 
@@ -384,7 +382,7 @@ def test_demand_without_figures_or_profile_is_absent() -> None:
 def test_demand_of_a_service_without_traffic_is_zero() -> None:
     """Pods that answer and have nothing to do were measured."""
     world = _served()
-    idle = WindowFigures(window_s=60.0, pods_answered=1, pods_ready=1)
+    idle = window_counts()
     world.figures = FigureWindows(current=idle)
     assert [entry["replicas"] for entry in _demand(world)] == ["0"]
 

@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.runtime_state import (
-    TPOT_BUCKETS_S,
-    AdapterState,
-    DrafterReport,
-    HistogramState,
-    RuntimeState,
-    SLOClassState,
-    SpeedupState,
-)
+from outrider_crds.counters import TPOT_BUCKETS_S, AdapterCounters, HistogramState, SpeedupCounters
+from outrider_crds.runtime_state import AdapterState, DrafterReport, RuntimeState, ServiceCounters, SLOClassState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_operator.cluster_model import AdapterFigures, FigureWindows
+from outrider_operator.cluster_model import FigureWindows
 from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status_figures import slo_classes
 from outrider_operator.decide.figures.windows import (
@@ -64,7 +57,7 @@ def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tupl
 def tokens_in_window(steps: list[dict[str, RuntimeState]]) -> float | None:
     history, at = watched(steps)
     current = windows(history, at, WINDOW_S).current
-    return current.output_tokens if current is not None else None
+    return current.gained.output_tokens if current is not None else None
 
 
 def test_goodput_is_summed_over_pods() -> None:
@@ -124,7 +117,7 @@ def test_the_window_before_is_its_own() -> None:
     result = windows(history, at, WINDOW_S)
     assert result.current is not None
     assert result.previous is not None
-    assert (result.previous.output_tokens, result.current.output_tokens) == (60, 600)
+    assert (result.previous.gained.output_tokens, result.current.gained.output_tokens) == (60, 600)
 
 
 def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
@@ -150,9 +143,8 @@ def test_names_that_a_pod_makes_up_are_not_kept() -> None:
     history = History()
     for i in range(50):
         history = record(history, counting(f"made-up-{i}", i), NAMES, 1, START + 5 * i, WINDOW_S)
-    assert {key[:2] for key in history.snapshots[-1].totals} <= {("output_tokens",)}
-    assert history.snapshots[-1].totals[("output_tokens",)] == 1
-    assert len(history.pods["a"][1]) <= 3
+    for kept in (history.snapshots[-1].totals, history.pods["a"][1]):
+        assert kept == ServiceCounters(output_tokens=1)
 
 
 def test_a_name_that_returns_to_the_spec_starts_from_zero() -> None:
@@ -161,17 +153,44 @@ def test_a_name_that_returns_to_the_spec_starts_from_zero() -> None:
     for i in range(20):
         names = other if 8 <= i < 12 else NAMES
         history = record(history, counting("chat", 10 * i), names, 1, START + 10 * i, WINDOW_S)
-        has_it = any(key[:2] == ("class", "chat") for snapshot in history.snapshots for key in snapshot.totals)
-        assert has_it == (names is NAMES and i > 0)
+        has_it = any("chat" in snapshot.totals.slo_classes for snapshot in history.snapshots)
+        assert has_it == (names is NAMES and i != 12)
     current = windows(history, START + 190, WINDOW_S).current
     assert current is not None
-    assert current.slo_classes["chat"].finished == 60
+    assert current.gained.slo_classes["chat"].finished == 60
+
+
+def test_class_that_a_pod_reports_again_gains_what_it_gains_since() -> None:
+    """Bug: a class that left the spec and returned counted its whole life as one step: 5,205 requests for 5."""
+    history = History()
+    for i in range(20):
+        states = {"a": state(1)} if 5 <= i < 8 else counting("chat", 5000 + i)
+        history = record(history, states, NAMES, 1, START + 10 * i, WINDOW_S)
+        current = windows(history, START + 10 * i, WINDOW_S).current
+        gained = current.gained.slo_classes.get("chat") if current is not None else None
+        assert gained is None or gained.finished <= 6
+    assert gained is not None
+    assert gained.finished == 6
+
+
+def test_tokens_of_a_step_are_those_of_the_long_window_however_old_the_history() -> None:
+    """Bug: after some minutes all pairs since the operator's start were in them, so that no speed-up was left."""
+    history = History()
+    for i in range(100):
+        draft = DrafterReport(name="pld", loaded=True, tried=100 * i, accepted=80 * i, request_steps=100 * i)
+        history = record(
+            history, {"a": state(180 * i, drafters=[draft], draft_length_steps=[0, 100 * i])}, NAMES, 1,
+            START + 10 * i, WINDOW_S,
+        )  # fmt: skip
+    current = windows(history, START + 990, WINDOW_S).current
+    assert current is not None
+    assert current.rare.tokens_per_step == 1.8
 
 
 def test_a_service_of_any_shape_has_names() -> None:
     """Another release's CRD may have let it in."""
-    assert names_of({"spec": {"draftPool": [{"name": ["x"]}, "y", {}], "sloClasses": 3}}) == frozenset()
-    assert names_of(None) == frozenset()
+    for service in ({"spec": {"draftPool": [{"name": ["x"]}, "y", {}], "sloClasses": 3}}, None):
+        assert not any(names_of(service).values())
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.booleans()), min_size=14, max_size=40))
@@ -187,14 +206,14 @@ def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool
         count, produced = count + gained, produced + gained
         states = {"a": state(count, started_at=process)} if answers else {}
         history = record(history, states, NAMES, 1, at, WINDOW_S)
-    total = history.snapshots[-1].totals.get(("output_tokens",), 0.0)
+    total = history.snapshots[-1].totals.output_tokens
     assert produced - unseen - (count - seen_of(history, process)) == total
 
 
 def seen_of(history: History, process: float) -> int:
     """What that process of the pod had counted when it last answered."""
     result = history.pods.get("a")
-    return int(result[1].get(("output_tokens",), 0)) if result is not None and result[0] == process else 0
+    return result[1].output_tokens if result is not None and result[0] == process else 0
 
 
 def test_percentiles_come_from_merged_histograms() -> None:
@@ -212,7 +231,7 @@ def test_percentiles_come_from_merged_histograms() -> None:
     history, at = watched(steps)
     figures = windows(history, at, WINDOW_S).current
     assert figures is not None
-    counts = figures.slo_classes["chat"].tpot_counts
+    counts = figures.gained.slo_classes["chat"].tpot.counts
     assert sum(counts) == 600
     assert TPOT_BUCKETS_S[4] <= (percentile_s(counts, TPOT_BUCKETS_S, 0.5) or 0) <= TPOT_BUCKETS_S[5]
     assert (percentile_s(counts, TPOT_BUCKETS_S, 0.999) or 0) > TPOT_BUCKETS_S[15]
@@ -260,7 +279,9 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
 def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
     """One that does not pay is explored now and then; a window without a trial does not make it unknown."""
     tried_once = DrafterReport(name="pld", loaded=True, tried=20, accepted=5, request_steps=10)
-    history, at = watched([{"a": state(0)}, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
+    untried = DrafterReport(name="pld", loaded=True)
+    first = {"a": state(0, drafters=[untried])}
+    history, at = watched([first, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
     world = World(manifest())
     world.serve()
     world.figures = windows(history, at, WINDOW_S)
@@ -280,13 +301,13 @@ def test_speedup_is_measured_over_several_windows() -> None:
     def probed(i: int) -> RuntimeState:
         return state(
             10 * i,
-            speedup=SpeedupState(baseline_tokens=min(i, 5), baseline_s=1.0, speculative_tokens=9, speculative_s=1.0),
+            speedup=SpeedupCounters(baseline_tokens=min(i, 5), baseline_s=1.0, speculative_tokens=9, speculative_s=1.0),
         )
 
     history, at = watched([{"a": probed(i)} for i in range(13)])
     current = windows(history, at, WINDOW_S).current
     assert current is not None
-    assert current.baseline_tokens == 5
+    assert current.rare.speedup.baseline_tokens == 5
 
 
 def _drafts(tried: int, accepted: int) -> RuntimeState:
@@ -307,8 +328,8 @@ def test_old_and_new_pods_never_add_up_under_one_drafters_name() -> None:
         history = record(history, states, NAMES, 3, START + 10 * step, WINDOW_S, {"new"})
     figures = windows(history, START + 90, WINDOW_S).current
     assert figures is not None
-    assert figures.drafters["pld"].accepted / figures.drafters["pld"].tried == 0.8
-    assert (figures.request_steps, figures.output_tokens) == (6 * 200, 6 * 290)
+    assert (figures.gained.tried, figures.gained.accepted) == (1200, 960)
+    assert (figures.gained.request_steps, figures.gained.output_tokens) == (6 * 200, 6 * 290)
 
 
 def test_figures_of_the_next_revision_start_at_zero() -> None:
@@ -323,8 +344,8 @@ def test_figures_of_the_next_revision_start_at_zero() -> None:
         history = record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"a"})
     figures = windows(history, START + 120, WINDOW_S).current
     assert figures is not None
-    assert (figures.drafters["pld"].tried, figures.drafters["pld"].accepted) == (150, 0)
-    assert figures.output_tokens == 6 * 150
+    assert (figures.gained.tried, figures.gained.accepted) == (150, 0)
+    assert figures.gained.output_tokens == 6 * 150
 
 
 def test_the_revision_that_is_followed_is_that_of_most_pods() -> None:
@@ -348,4 +369,6 @@ def test_figures_by_adapter_are_summed_over_pods_and_classes() -> None:
         history = record(history, {"a": pod(i), "b": pod(2 * i)}, names, 2, START + 10 * i, 60.0)
     figures = windows(history, START + 70, 60.0).current
     assert figures is not None
-    assert figures.adapters == {"support": AdapterFigures(tried=72, accepted=18, finished=54, attained=18)}
+    finished, attained = {"chat": 36, "batch": 18}, {"chat": 18}
+    support = AdapterCounters(tried=72, accepted=18, finished=finished, attained=attained)
+    assert figures.gained.adapters == {"support": support}
