@@ -3,6 +3,9 @@
 One thread serves all connections. Their number is limited: at the limit, a new connection closes the oldest one of the
 client with the most connections. So a client with few connections, such as the kubelet, is always served. One deadline
 covers a connection from start to end, so that a client that sends its bytes slowly gains nothing.
+
+uvicorn has neither: at `limit_concurrency` it answers 503 to the next client, so idle connections fail a probe, and
+it waits for the rest of a request's headers without end.
 """
 
 from __future__ import annotations

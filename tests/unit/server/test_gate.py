@@ -159,7 +159,7 @@ async def test_client_that_leaves_mid_body_gets_no_answer(service: Service) -> N
         (b"{}", {"X-SLO-Class": "gold"}, "X-SLO-Class", "known classes: interactive, batch"),
         (b'{"vllm_xargs": {"slo_class": "gold"}}', {}, "vllm_xargs.slo_class", "known classes: interactive, batch"),
         (b'{"temperature": NaN}', {}, "temperature", "NaN"),
-        (b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}", {"X-SLO-Class": "batch"}, "a", "nested too deeply"),
+        (b'{"a": ' + b"[" * 150 + b"]" * 150 + b"}", {"X-SLO-Class": "batch"}, "a", "nested too deeply"),
         (b'{"n": 1000000}', {}, "n", "at most 128 choices"),
     ],
 )
@@ -216,7 +216,7 @@ async def test_tokenizer_requests_are_strict_json(service: Service, path: str) -
     """Bug: a tokenizer that gets half of a character raises, which was a 500."""
     answer = await service.client.post(path, content=b'{"prompt": "\\ud800"}', headers={"X-SLO-Class": "gold"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "prompt"
+    assert "at line 1 column" in answer.json()["error"]["message"]
     assert service.engine.bodies == []
     body = b'{ "prompt" : "x"}'
     assert (await service.client.post(path, content=body, headers={"X-SLO-Class": "gold"})).status_code == 200

@@ -15,24 +15,24 @@ from outrider_runtime.server.strict_json import MAX_NESTING, parse_object
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b"{nope", "not JSON: .* at line 1, column 2"),
+        (b"{nope", "not JSON: .* at line 1 column 2"),
         (b"", "not JSON"),
-        (b"\xff\xfe{", "not UTF-8"),
+        (b"\xff\xfe{", "not JSON: expected value at line 1 column 1"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "must be a JSON object, not a list"),
         (b"null", "not null"),
-        (b'{"temperature": NaN}', "temperature contains NaN, which is not a JSON number"),
-        (b'{"temperature": [{"a": -Infinity}]}', "temperature contains -Infinity, which is not a JSON number"),
-        (b'{"temperature": 1e999}', "temperature contains 1e999, a number that is too large"),
+        (b'{"temperature": NaN}', "temperature contains NaN"),
+        (b'{"temperature": [{"a": -Infinity}]}', "temperature contains -Infinity.*; send a finite one"),
+        (b'{"temperature": 1e999}', "temperature contains Infinity.*a number that is too large"),
         (b'{"top_k": 9223372036854775808}', "top_k contains 9223372036854775808, a number that is too large"),
         (b"NaN", "must be a JSON object, not a number"),
         (b'{"a": 1, "stop": ' + b"[" * 101 + b"]" * 101 + b"}", "stop is nested too deeply"),
-        (b'{"stop": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}", "stop is nested too deeply"),
-        (b'{"stop": ["\\ud800"]}', "stop contains .*ud800, half of a surrogate pair"),
-        (b'{"a": 1, "\\udfff": 2}', "udfff contains .*udfff, half"),
-        (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
-        ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
-        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "max_tokens contains 9+, a number that is too large"),
+        (b'{"stop": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}", "the body is nested too deeply"),
+        (b'{"stop": ["\\ud800"]}', "not JSON: unexpected end of hex escape at line 1 column 18"),
+        (b'{"a": 1, "\\udfff": 2}', "not JSON: lone leading surrogate in hex escape"),
+        (b'{"prompt": "\xed\xa0\x80"}', "not JSON: invalid unicode code point"),
+        ('{"prompt": "a"}'.encode("utf-16"), "not JSON"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "not JSON: number out of range"),
     ],
 )
 def test_body_that_is_no_json_object_is_refused_with_reason(body: bytes, sentence: str) -> None:
@@ -81,7 +81,7 @@ def test_large_integer_in_compiled_schema_has_64_bits(field: str) -> None:
 
 
 def test_integer_of_many_digits_in_tools_is_refused() -> None:
-    """Python's own conversion takes a time that grows with the square of the digits."""
+    """No double holds it, as the template of a chat may need."""
     with pytest.raises(RequestError, match=r"tools contains 9+, a number that is too large"):
         parse_object(b'{"tools": [' + b"9" * 309 + b"]}")
 
