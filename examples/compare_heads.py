@@ -23,20 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from eagle3.target import CannotTrainError
+from outrider_crds.draft_pool import BlockDraft, DrafterSpec, DraftMethod, NeuralDraft
+from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
 from outrider_crds.runtime_config import BootConfig, HotConfig
-from outrider_crds.spec import (
-    Accelerator,
-    BlockDraft,
-    DrafterSpec,
-    DraftMethod,
-    DraftPrefillMode,
-    Engine,
-    HostPathSource,
-    ModelRef,
-    ModelSource,
-    NeuralDraft,
-    SpeculationMode,
-)
+from outrider_crds.spec import Accelerator, DraftPrefillMode, Engine, SpeculationMode
 from outrider_runtime.control.plans import ROOT, Outcome
 from outrider_runtime.drafters.draft_configs import typed_config
 from outrider_runtime.loop.steps import FinishedStep

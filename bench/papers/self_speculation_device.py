@@ -19,21 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod, SparseSelf
+from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
 from outrider_crds.runtime_config import BootConfig, HotConfig
-from outrider_crds.spec import (
-    Accelerator,
-    Backend,
-    DrafterSpec,
-    DraftMethod,
-    DraftPrefillMode,
-    Dtype,
-    Engine,
-    HostPathSource,
-    ModelRef,
-    ModelSource,
-    SparseSelf,
-    SpeculationMode,
-)
+from outrider_crds.spec import Accelerator, Backend, DraftPrefillMode, Dtype, Engine, SpeculationMode
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines import ENGINES

@@ -13,8 +13,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_config import HotConfig
-from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
+from outrider_crds.spec import DraftPrefillMode, SpeculationMode
 from outrider_runtime.loop import request_table as loop_requests
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from outrider_crds.draft_pool import SparseSelf
 from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
-from outrider_crds.spec import SparseSelf
 
 ACCEPTED = 0.8
 """Assumed acceptance rate, since a profile has only times."""

@@ -15,9 +15,11 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from outrider_crds.base import Model, digest
 from outrider_crds.contract import Contract
+from outrider_crds.draft_pool import DrafterSpec
+from outrider_crds.lora_adapters import Lora
 from outrider_crds.names import Product
 from outrider_crds.pod_template import PodTemplate, Resources
-from outrider_crds.spec import GPU_RESOURCE, MOST_DRAFTERS, Backend, DrafterSpec, Lora, SpeculativeServiceSpec
+from outrider_crds.spec import GPU_RESOURCE, MOST_DRAFTERS, Backend, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
 TARGET_FILE = "target.json"

@@ -15,17 +15,15 @@ from pydantic_core import PydanticCustomError
 
 from outrider_crds.base import MapList, Model, Percent, digest
 from outrider_crds.contract import Contract
+from outrider_crds.draft_pool import DrafterSpec
+from outrider_crds.lora_adapters import AdapterSpec, AdapterVolume
+from outrider_crds.model_sources import ModelRef, ModelSource
 from outrider_crds.profile import ProfileKeys, profile_keys
 from outrider_crds.spec import (
     MOST_PRODUCTS,
     Accelerator,
-    AdapterSpec,
-    AdapterVolume,
-    DrafterSpec,
     DraftPrefillMode,
     Engine,
-    ModelRef,
-    ModelSource,
     SLOClassSpec,
     SpeculationMode,
     SpeculativeServiceSpec,

@@ -1,7 +1,7 @@
 """`SpeculativeService.spec`, which users write.
 
 Docstrings of fields become the descriptions that `kubectl explain` prints. Rules that span fields are in `rules`.
-Parts with a subject of their own have modules of their own; all names can be imported from here.
+Parts with a subject of their own have modules of their own.
 """
 
 from __future__ import annotations
@@ -12,112 +12,13 @@ from typing import Annotated
 from pydantic import Field
 
 from outrider_crds.base import Duration, MapList, Model, Percent
-from outrider_crds.draft_pool import (
-    MOST_DRAFT_TOKENS,
-    MOST_WINDOW_TOKENS,
-    MTP,
-    SINK_TOKENS,
-    BlockDraft,
-    DrafterSpec,
-    DraftMethod,
-    DraftModel,
-    NeuralDraft,
-    PromptLookup,
-    SparseSelf,
-)
-from outrider_crds.lora_adapters import (
-    MOST_ADAPTERS,
-    AdapterBucket,
-    AdapterFolder,
-    AdapterRepository,
-    AdapterSource,
-    AdapterSpec,
-    AdapterVolume,
-    Lora,
-)
-from outrider_crds.model_sources import (
-    BundleRef,
-    CABundle,
-    EmptyDirCache,
-    HostPathSource,
-    HubSource,
-    ModelCache,
-    ModelRef,
-    ModelSource,
-    OciSource,
-    PvcCache,
-    PvcSource,
-    S3Source,
-    SecretKeyRef,
-)
+from outrider_crds.draft_pool import MOST_DRAFT_TOKENS, DrafterSpec
+from outrider_crds.lora_adapters import MOST_ADAPTERS, AdapterSpec, Lora
+from outrider_crds.model_sources import CABundle, EmptyDirCache, ModelCache, ModelRef, SecretKeyRef
 from outrider_crds.names import LabelKey, Labels, Name, ObjectName, Product, ResourceName, ServedName
 from outrider_crds.pod_template import EnvVar, PodTemplate
-from outrider_crds.rollout_settings import OnInconclusive, OnMissingDrafter, Rollout, RolloutCanary, RolloutStrategy
+from outrider_crds.rollout_settings import Rollout
 from outrider_crds.scheduling import Toleration
-
-__all__ = [
-    "API_GROUP",
-    "API_VERSION",
-    "CPU_PRODUCT",
-    "GPU_PRODUCT_LABEL",
-    "GPU_RESOURCE",
-    "KIND",
-    "MOST_ADAPTERS",
-    "MOST_DRAFTERS",
-    "MOST_DRAFT_TOKENS",
-    "MOST_PRODUCTS",
-    "MOST_SLO_CLASSES",
-    "MOST_WINDOW_TOKENS",
-    "MTP",
-    "PLURAL",
-    "SINK_TOKENS",
-    "Accelerator",
-    "AdapterBucket",
-    "AdapterFolder",
-    "AdapterRepository",
-    "AdapterSource",
-    "AdapterSpec",
-    "AdapterVolume",
-    "Backend",
-    "BlockDraft",
-    "BundleRef",
-    "CABundle",
-    "DraftMethod",
-    "DraftModel",
-    "DraftPrefillMode",
-    "DrafterSpec",
-    "Dtype",
-    "EmptyDirCache",
-    "Engine",
-    "Gateway",
-    "HostPathSource",
-    "HubSource",
-    "Lora",
-    "Metrics",
-    "MetricsSource",
-    "ModelCache",
-    "ModelRef",
-    "ModelSource",
-    "NeuralDraft",
-    "OciSource",
-    "OnInconclusive",
-    "OnMissingDrafter",
-    "Profiling",
-    "ProfilingMode",
-    "PromptLookup",
-    "PvcCache",
-    "PvcSource",
-    "Rollout",
-    "RolloutCanary",
-    "RolloutStrategy",
-    "S3Source",
-    "SLOClassSpec",
-    "SecretKeyRef",
-    "SparseSelf",
-    "Speculation",
-    "SpeculationMode",
-    "SpeculativeServiceSpec",
-]
 
 API_GROUP = "outrider.dev"
 API_VERSION = "v1alpha1"

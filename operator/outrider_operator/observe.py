@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from outrider_crds.conditions import find_condition
 from outrider_crds.prefetch_report import PrefetchProgress
-from outrider_crds.spec import RolloutStrategy
+from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.status import ConditionReason, ConditionType
 
 from outrider_operator import kinds

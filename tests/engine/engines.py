@@ -17,26 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from outrider_crds.runtime_config import BootConfig, HotConfig
-from outrider_crds.spec import (
+from outrider_crds.draft_pool import (
     MTP,
-    Accelerator,
     BlockDraft,
     DrafterSpec,
     DraftMethod,
     DraftModel,
-    DraftPrefillMode,
-    Dtype,
-    Engine,
-    HostPathSource,
-    ModelRef,
-    ModelSource,
     NeuralDraft,
     PromptLookup,
-    SLOClassSpec,
     SparseSelf,
-    SpeculationMode,
 )
+from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
+from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.spec import Accelerator, DraftPrefillMode, Dtype, Engine, SLOClassSpec, SpeculationMode
 from outrider_runtime.loop import drafter_availability
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.steps import FinishedStep

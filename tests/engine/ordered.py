@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from outrider_crds.spec import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.vllm_plugin import cpu

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_crds.spec import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec
 
 from tests.engine.engines import TARGET, Bench, bench
 

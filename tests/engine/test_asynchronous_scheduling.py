@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from outrider_crds.spec import DraftMethod
+from outrider_crds.draft_pool import DraftMethod
 
 from tests.engine.engines import Bench, bench, draft_model, eagle, lookup
 from tests.engine.planted_models import Counting

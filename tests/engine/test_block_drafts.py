@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from outrider_crds.spec import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.loop.confidences import QUANTA_PER_UNIT, UNKNOWN, Calibrator
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_state import DrafterReport
-from outrider_crds.spec import DrafterSpec
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 

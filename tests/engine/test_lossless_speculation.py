@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_state import DrafterReport, RuntimeState
-from outrider_crds.spec import DrafterSpec
 from outrider_runtime.control.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.plans import DraftPlan, Forest, Purpose, VerifyPlan
 from outrider_runtime.loop import stepper

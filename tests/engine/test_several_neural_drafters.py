@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from outrider_crds.spec import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_crds.spec import SINK_TOKENS
+from outrider_crds.draft_pool import SINK_TOKENS
 from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import REPROFILE_ANNOTATION
-from outrider_crds.spec import ProfilingMode, RolloutStrategy, SpeculativeServiceSpec
+from outrider_crds.rollout_settings import RolloutStrategy
+from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason, ConditionType, SpeculativeServiceStatus
 
 from outrider_operator.cluster_model import (

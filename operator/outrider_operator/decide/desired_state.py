@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
-from outrider_crds.spec import DrafterSpec, ProfilingMode, SpeculativeServiceSpec
+from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.ownership import Children

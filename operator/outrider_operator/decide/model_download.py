@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
+from outrider_crds.model_sources import ModelRef
 from outrider_crds.prefetch_report import PREFETCH_REFUSED, PrefetchProgress
-from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import (
     JOB,

@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from outrider_crds.rollout_settings import OnMissingDrafter
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import GROUPS_LABEL, LEADER_WORKER_SET, REVISION_LABEL, Object
 from outrider_operator.decide.ownership import Children

@@ -26,9 +26,9 @@ from outrider_crds.counters import (
     SpeedupCounters,
     StepCounters,
 )
+from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.metrics import MetricSpec, metric_of
 from outrider_crds.runtime_state import ServiceCounters
-from outrider_crds.spec import MOST_ADAPTERS
 
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.figures.windows import OF_EVERY_REVISION, RARE_WINDOWS

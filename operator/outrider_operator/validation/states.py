@@ -6,9 +6,11 @@ from itertools import islice
 from typing import Any
 
 from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState
+from outrider_crds.draft_pool import MOST_DRAFT_TOKENS
+from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.runtime_state import AdapterState, RuntimeState, SLOClassState
-from outrider_crds.spec import MOST_ADAPTERS, MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.spec import MOST_DRAFTERS, MOST_SLO_CLASSES
 from pydantic import ValidationError
 from pydantic_core import from_json
 

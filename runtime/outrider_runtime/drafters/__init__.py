@@ -6,7 +6,7 @@ implementation in each engine that hosts it (`vllm_plugin.speculator`, `torch_en
 
 from __future__ import annotations
 
-from outrider_crds.spec import DrafterSpec, DraftMethod
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod
 
 from outrider_runtime.control import settings
 from outrider_runtime.drafters import block, draft_model, eagle, medusa, mtp, prompt_lookup, sparse_self

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outrider_crds.base import Model
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod
+from outrider_crds.model_sources import ModelRef
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
-from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
 from outrider_runtime.bucket import bucket_folder, is_bucket
 from outrider_runtime.drafters import METHODS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider_crds.spec import SINK_TOKENS, DrafterSpec
+from outrider_crds.draft_pool import SINK_TOKENS, DrafterSpec
 
 
 class Window(NamedTuple):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 from outrider_crds.base import seconds
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_config import BootConfig, HotConfig
-from outrider_crds.spec import DrafterSpec
 
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.controller import Controller

@@ -9,18 +9,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod, PromptLookup, SparseSelf
 from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
-from outrider_crds.spec import (
-    Backend,
-    DrafterSpec,
-    DraftMethod,
-    DraftPrefillMode,
-    PromptLookup,
-    SparseSelf,
-    SpeculationMode,
-)
+from outrider_crds.spec import Backend, DraftPrefillMode, SpeculationMode
 
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.drafters import traits

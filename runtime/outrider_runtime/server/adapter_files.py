@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider_crds.lora_adapters import AdapterRepository, AdapterSource, Lora
 from outrider_crds.runtime_config import adapters_folder
-from outrider_crds.spec import AdapterRepository, AdapterSource, Lora
 
 from outrider_runtime.bucket import SCHEME, pull
 from outrider_runtime.error_text import first_line

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from outrider_crds.lora_adapters import AdapterSource, AdapterSpec
 from outrider_crds.runtime_config import HotConfig
 from outrider_crds.runtime_state import AdapterState
-from outrider_crds.spec import AdapterSource, AdapterSpec
 from pydantic import ValidationError
 
 from outrider_runtime.error_text import MAX_CHARACTERS

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from outrider_crds.model_sources import ModelRef, ModelSource
 from outrider_crds.runtime_config import STATE_PATH
 from outrider_crds.runtime_state import RuntimeState, SLOClassState
-from outrider_crds.spec import Backend, ModelRef, ModelSource
+from outrider_crds.spec import Backend
 
 from outrider_runtime.bucket import is_bucket
 from outrider_runtime.drafters.pool import model_config

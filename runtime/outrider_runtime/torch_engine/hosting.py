@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod
+from outrider_crds.model_sources import ModelRef
 from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.runtime_state import DrafterMemory
-from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef
 
 from outrider_runtime.bucket import is_bucket
 from outrider_runtime.drafters.pool import choose_pool

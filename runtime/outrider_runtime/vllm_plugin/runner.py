@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod
 from outrider_crds.runtime_state import DrafterMemory
-from outrider_crds.spec import DrafterSpec, DraftMethod
 from vllm.config import SpeculativeConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_config import BootConfig, draft_mount
-from outrider_crds.spec import DrafterSpec
 from outrider_runtime.drafters.checkpoint_files import LENGTH
 from outrider_runtime.drafters.pool import HostedPool, ModelPlaces, choose_pool
 from safetensors.numpy import save_file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_crds.spec import DraftMethod
+from outrider_crds.draft_pool import DraftMethod
 from outrider_runtime.drafters import METHODS, traits
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_crds.counters import ArmCounters
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_config import CanaryConfig, config_hash
 from outrider_crds.runtime_state import CanaryState
-from outrider_crds.spec import DrafterSpec, DraftPrefillMode, SpeculationMode
+from outrider_crds.spec import DraftPrefillMode, SpeculationMode
 from outrider_runtime.control.arm_prices import Credits
 from outrider_runtime.control.batch import CANDIDATE, NO_ARM, NO_DRAFTER, STABLE, Batch
 from outrider_runtime.control.plans import DraftPlan, Outcome

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod, NeuralDraft
+from outrider_crds.model_sources import ModelRef
 from outrider_crds.profile import ProfilingResult, profile_keys
 from outrider_crds.runtime_config import boot_config
-from outrider_crds.spec import DrafterSpec, DraftMethod, ModelRef, NeuralDraft, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message

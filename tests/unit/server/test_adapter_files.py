@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_crds.spec import AdapterFolder, AdapterSource, AdapterVolume, HostPathSource, Lora
+from outrider_crds.lora_adapters import AdapterFolder, AdapterSource, AdapterVolume, Lora
+from outrider_crds.model_sources import HostPathSource
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
 
 from tests.engine.bucket_server import bucket

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from outrider_crds.spec import ModelRef, ModelSource, OciSource, S3Source
+from outrider_crds.model_sources import ModelRef, ModelSource, OciSource, S3Source
 from outrider_runtime.bucket import bucket_folder
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.identity import weights_commit

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outrider_crds.spec import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.commit import FinishReason

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, Backend, DrafterSpec, Dtype, Engine
+from outrider_crds.spec import Accelerator, Backend, Dtype, Engine
 from outrider_runtime import dtype
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine import engine_loading

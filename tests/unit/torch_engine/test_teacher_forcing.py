@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider_crds.spec import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH

@@ -7,9 +7,11 @@ import pickle
 from pathlib import Path
 
 import pytest
+from outrider_crds.draft_pool import DrafterSpec
+from outrider_crds.lora_adapters import Lora
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, DrafterSpec, Engine, Lora
+from outrider_crds.spec import Accelerator, Engine
 from outrider_runtime import dtype
 from outrider_runtime.drafters.pool import HostedPool
 from outrider_runtime.memory_limit import cpu_cache_gib

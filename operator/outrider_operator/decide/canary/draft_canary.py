@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from outrider_crds.base import seconds
+from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION, HotConfig, config_hash, hot_config
-from outrider_crds.spec import RolloutStrategy, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import RolloutStatus
 
 from outrider_operator.cluster_model import (

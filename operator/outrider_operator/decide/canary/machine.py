@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from outrider_crds.spec import OnInconclusive
+from outrider_crds.rollout_settings import OnInconclusive
 
 from outrider_operator.decide.canary.arms import Arms, Ledger, PodReport, updated
 from outrider_operator.decide.canary.judge import CanaryVerdict, Judgement, judge

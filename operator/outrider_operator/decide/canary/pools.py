@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod
 from outrider_crds.runtime_config import CanaryConfig
-from outrider_crds.spec import DrafterSpec, DraftMethod, DraftPrefillMode, SpeculationMode, SpeculativeServiceSpec
+from outrider_crds.spec import DraftPrefillMode, SpeculationMode, SpeculativeServiceSpec
 
 _LOOKUP = DraftMethod.PROMPT_LOOKUP
 _LONGEST_STEM = 34

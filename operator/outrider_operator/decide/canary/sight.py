@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from outrider_crds.counters import ArmCounters
+from outrider_crds.rollout_settings import OnMissingDrafter
 from outrider_crds.runtime_state import MEMORY_WORDS, CanaryState, DrafterReport, RuntimeState
-from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.arms import Arms, PodReport, impossible, updated

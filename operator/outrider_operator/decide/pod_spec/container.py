@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from outrider_crds.model_sources import SecretKeyRef
 from outrider_crds.runtime_config import CA_FILE, MODEL_CACHE_DIR
-from outrider_crds.spec import SecretKeyRef, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.pod_spec.placement import resources

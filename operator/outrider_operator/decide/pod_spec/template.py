@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import ProfileKeys
+from outrider_crds.rollout_settings import Rollout
 from outrider_crds.runtime_config import (
     ADMIN_PORT,
     BOOT_FILE,
@@ -15,7 +16,7 @@ from outrider_crds.runtime_config import (
     READY_PATH,
     SERVING_PORT,
 )
-from outrider_crds.spec import Rollout, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import REVISION_LABEL, Object, OperatorSettings, hot_map_name
 from outrider_operator.decide.ownership import labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider_crds.model_sources import CABundle, ModelSource
 from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import (
@@ -19,7 +20,7 @@ from outrider_crds.runtime_config import (
     TARGET_MOUNT,
     draft_mount,
 )
-from outrider_crds.spec import CABundle, ModelSource, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
 

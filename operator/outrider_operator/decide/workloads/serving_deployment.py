@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from outrider_crds.base import seconds
-from outrider_crds.spec import Rollout
+from outrider_crds.rollout_settings import Rollout
 
 from outrider_operator.cluster_model import DEPLOYMENT, Object, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S
+from outrider_crds.draft_pool import MOST_DRAFT_TOKENS
+from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.spec import MOST_ADAPTERS, MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.spec import MOST_DRAFTERS, MOST_SLO_CLASSES
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, MOST_TEXT, runtime_state
 

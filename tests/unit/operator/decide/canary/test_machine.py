@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.counters import ArmCounters
-from outrider_crds.spec import OnInconclusive
+from outrider_crds.rollout_settings import OnInconclusive
 from outrider_operator.decide.canary.arms import Arms, PodReport
 from outrider_operator.decide.canary.machine import (
     Canary,

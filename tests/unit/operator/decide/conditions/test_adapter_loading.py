@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.lora_adapters import AdapterVolume
 from outrider_crds.runtime_config import HotConfig, adapters_folder
 from outrider_crds.runtime_state import AdapterState
-from outrider_crds.spec import AdapterVolume
 from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import FigureWindows
 

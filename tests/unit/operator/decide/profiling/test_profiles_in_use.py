@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from outrider_crds.draft_pool import SparseSelf
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, ProfilingResult
-from outrider_crds.spec import SparseSelf, Speculation
+from outrider_crds.spec import Speculation
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide import decide
