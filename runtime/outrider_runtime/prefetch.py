@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import logging
 import signal
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from outrider_crds.prefetch_report import PREFETCH_PATH, PrefetchProgress
+from outrider_crds.prefetch_report import PREFETCH_PATH, PREFETCH_REFUSED, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT
 
+from outrider_runtime.hub_download import Download, DownloadError, HubModel, attempt, fetch, plan
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.page_server import PageServer, WebPage
 
 logger = logging.getLogger(__name__)
 _DESCRIPTION = "Download a service's hub models into the claim that its pods share, and report progress."
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
-SAFE_WEIGHTS = "*.safetensors"
-OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.ot")
-"""Weights that engines leave alone where a model has safetensors."""
-NEVER_LOADED = ("original/*", "*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.ot")
-"""Copies for other libraries."""
-
-
-@dataclass(frozen=True)
-class HubModel:
-    name: str
-    revision: str | None
-    is_target: bool
-    """A target that is not there is fatal. A draft is left out by the pods, which say so."""
-
-
-@dataclass(frozen=True)
-class Download:
-    model: HubModel
-    files: tuple[str, ...]
-    size_bytes: int
+PAUSES_S = {True: 40, False: 8}
+"""Pauses between attempts to get a target (six hours in all) and a draft (ten minutes), which a pod serves without."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
+T = TypeVar("T")
+A = TypeVar("A")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit with 0 once the target is on the claim, 1 if it cannot be had."""
+    """Exit with 0 once the target is on the claim, PREFETCH_REFUSED if no later attempt can get it, else with 1."""
     signal.signal(signal.SIGTERM, _terminated)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)  # not that of the HTTP client, which tells of each request
@@ -56,16 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     PageServer(listen("", options.admin_port, "--admin-port"), board.answer).start()
     models = [*(_model(text, is_target=True) for text in options.target), *map(_model, options.draft)]
     try:
-        downloads = [download for model in models if (download := _planned(model)) is not None]
+        downloads = [download for model in models if (download := _tried(plan, model, model, board)) is not None]
         board.plan(downloads)
         on_claim = [download.model for download in downloads if _is_fetched(download, board)]
         board.end(summary(models, on_claim))
     except DownloadError as error:
-        sys.exit(f"outrider-prefetch: {error}")
-
-
-class DownloadError(Exception):
-    """A model cannot be had from the hub; the message says which and why."""
+        logger.error("outrider-prefetch: %s", error)
+        sys.exit(PREFETCH_REFUSED if error.is_final else 1)
 
 
 class ProgressBoard:
@@ -75,11 +57,13 @@ class ProgressBoard:
         self._total_bytes = 0
         self._folders: tuple[Path, ...] = ()
         self._current = ""
+        self.trouble = ""
+        """What keeps the download back until the next attempt."""
 
     def plan(self, downloads: Iterable[Download]) -> None:
         downloads = tuple(downloads)
         self._total_bytes = sum(download.size_bytes for download in downloads)
-        self._folders = tuple({_blobs(download.model.name) for download in downloads})
+        self._folders = tuple({_blobs(download.model.name) for download in downloads if download.files})
 
     def begin(self, download: Download) -> None:
         self._current = download.model.name
@@ -90,13 +74,16 @@ class ProgressBoard:
         logger.info("%s", summary)
 
     def progress(self) -> PrefetchProgress:
-        """What of the models is on the claim, files that are being written included."""
-        on_claim = sum(_size(file) for folder in self._folders for file in folder.glob("*"))
         return PrefetchProgress(
             model=self._current[:256],
-            downloaded_bytes=min(on_claim, self._total_bytes),
+            downloaded_bytes=min(self.bytes_on_claim(), self._total_bytes),
             total_bytes=self._total_bytes,
+            trouble=self.trouble[:512],
         )
+
+    def bytes_on_claim(self) -> int:
+        """Bytes of the models on the claim, files that are being written included."""
+        return sum(_size(file) for folder in self._folders for file in folder.glob("*"))
 
     def answer(self, target: str) -> WebPage:
         if target.partition("?")[0] != PREFETCH_PATH:
@@ -114,48 +101,39 @@ def summary(models: Iterable[HubModel], on_claim: Iterable[HubModel]) -> str:
     return f"on the claim: {' and '.join([*targets, *counted]) or 'nothing'}"
 
 
-def wanted_files(files: Iterable[str]) -> tuple[str, ...]:
-    """Files that an engine may load: safetensors where there are any, and what is no weights."""
-    files = tuple(files)
-    has_safe = any(fnmatch.fnmatch(file, SAFE_WEIGHTS) for file in files)
-    ignored = (*NEVER_LOADED, *(OTHER_WEIGHTS if has_safe else ()))
-    return tuple(file for file in files if not any(fnmatch.fnmatch(file, pattern) for pattern in ignored))
-
-
-def _planned(model: HubModel) -> Download | None:
-    """None for a draft that is not there."""
-    from huggingface_hub import HfApi  # part of the engine's own installation
-
-    try:
-        info = HfApi().model_info(model.name, revision=model.revision, files_metadata=True)
-    except Exception as error:  # the hub client's errors share no base class
-        _without(model, error)
-        return None
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    files = wanted_files(sizes)
-    return Download(model, files, sum(sizes[file] for file in files))
-
-
 def _is_fetched(download: Download, board: ProgressBoard) -> bool:
     """Download, and return False for a draft that cannot be had."""
-    from huggingface_hub import snapshot_download
-
-    model = download.model
     board.begin(download)
-    try:
-        snapshot_download(model.name, revision=model.revision, allow_patterns=list(download.files))
-    except Exception as error:  # as above
-        _without(model, error)
-        return False
-    return True
+    return _tried(fetch, download, download.model, board) is not None
 
 
-def _without(model: HubModel, error: Exception) -> None:
+def _tried(work: Callable[[A], T], argument: A, model: HubModel, board: ProgressBoard) -> T | None:
+    """Repeat `work` after growing pauses, and return its result; None for a draft that cannot be had.
+
+    Raises DownloadError for a target."""
+    pauses = (min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S) for number in range(PAUSES_S[model.is_target]))
+    while True:
+        try:
+            result = attempt(work, argument, board.bytes_on_claim)
+        except DownloadError as error:
+            pause_s = None if error.is_final else next(pauses, None)
+            if pause_s is None:
+                _without(model, error)
+                return None
+            board.trouble = f"{error}; it is tried again"
+            logger.warning("model %r: %s; it is tried again in %.0f s", model.name, error, pause_s)
+            time.sleep(pause_s)
+        else:
+            board.trouble = ""
+            return result
+
+
+def _without(model: HubModel, error: DownloadError) -> None:
     """Raises DownloadError for a target."""
-    why = " ".join(str(error).split())
     if model.is_target:
-        raise DownloadError(f"model {model.name!r} cannot be had from the hub: {why}") from error
-    logger.warning("draft %r is left out: %s", model.name, why)
+        why = f"model {model.name!r} cannot be had from the hub: {error}"
+        raise DownloadError(why, is_final=error.is_final) from error
+    logger.warning("draft %r is left out: %s", model.name, error)
 
 
 def _blobs(name: str) -> Path:

@@ -29,6 +29,9 @@ from outrider_runtime.server.loading_thread import in_daemon_thread
 logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+LONGEST_COPY_S = 1800.0
+"""Time for the files of an adapter, which take seconds. A download that hangs goes on in its thread, and what it brings
+counts at the next attempt."""
 LINGER_S = 60.0
 """Time for which files of an adapter stay after its last request: one may be on its way to the engine."""
 
@@ -123,7 +126,7 @@ class AdapterKeeper:
 
     async def _load(self, spec: AdapterSpec) -> None:
         try:
-            folder = await in_daemon_thread(lambda: self.files.copy(spec.source))
+            folder = await self._copied(spec.source)
             try:
                 number = await self.engine.add(spec.name, folder)
             except Exception:
@@ -135,6 +138,13 @@ class AdapterKeeper:
             self._put_in_place(spec, LoadedAdapter(spec.source, number, folder))
         finally:
             self._loads.pop(spec.name, None)
+
+    async def _copied(self, source: AdapterSource) -> Path:
+        try:
+            async with asyncio.timeout(LONGEST_COPY_S):
+                return await in_daemon_thread(lambda: self.files.copy(source))
+        except TimeoutError:
+            raise UnusableAdapterError(f"its files did not come within {LONGEST_COPY_S:.0f} s") from None
 
     def _put_in_place(self, spec: AdapterSpec, adapter: LoadedAdapter) -> None:
         self._failed.pop(spec.name, None)

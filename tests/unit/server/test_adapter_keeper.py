@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,3 +178,14 @@ def test_without_a_hot_file_the_adapters_of_the_start_count(pod: Pod) -> None:
         assert pod.slots.offered == {"a": 1}
 
     asyncio.run(run())
+
+
+async def test_download_that_hangs_is_a_failure(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter had neither a reason nor a second attempt."""
+    monkeypatch.setattr(adapter_keeper, "LONGEST_COPY_S", 0.05)
+    monkeypatch.setattr(AdapterFiles, "copy", lambda *_: time.sleep(5))
+    pod.want(a="one")
+    await pod.pass_by()
+    (state,) = pod.keeper.states()
+    assert not state.loaded
+    assert "did not come within" in state.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,14 +10,17 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from outrider_crds.prefetch_report import PREFETCH_PATH
-from outrider_runtime.prefetch import HubModel, summary, wanted_files
+from outrider_crds.prefetch_report import PREFETCH_PATH, PREFETCH_REFUSED
+from outrider_runtime.hub_download import DownloadError, HubModel, attempt, is_final, is_on_claim, wanted_files
+from outrider_runtime.prefetch import summary
 
 from tests.ports import free_port
 
@@ -34,9 +38,14 @@ class ModelHub(BaseHTTPRequestHandler):
 
     gate: threading.Event
     """Weights are sent once it is set."""
+    refusals: list[int]
+    """Codes of the next answers."""
     files: Mapping[str, bytes] = FILES
 
     def do_GET(self) -> None:
+        if self.refusals:
+            self._answer(b"", code=self.refusals.pop(0))
+            return
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[:5] == ["api", "models", "org", "model", "tree"]:
             tree = [{"type": "file", "path": name, "size": len(self.files[name]), "oid": name} for name in self.files]
@@ -56,8 +65,8 @@ class ModelHub(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _answer(self, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(200)
+    def _answer(self, body: bytes, headers: dict[str, str] | None = None, code: int = 200) -> None:
+        self.send_response(code)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -69,9 +78,16 @@ class ModelHub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[str, threading.Event]]:
+def refusals() -> list[int]:
+    """Codes with which the hub answers the next requests."""
+    return []
+
+
+@pytest.fixture
+def hub(refusals: list[int]) -> Iterator[tuple[str, threading.Event]]:
     gate = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (ModelHub,), {"gate": gate}))
+    handler = type("Hub", (ModelHub,), {"gate": gate, "refusals": refusals})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}", gate
     gate.set()
@@ -105,7 +121,7 @@ def test_target_is_downloaded_and_progress_is_reported(tmp_path: Path, hub: tupl
             reported = _reported(port)
         assert process.poll() is None, process.communicate()
         assert reported == {
-            "schemaVersion": 1, "model": "org/model", "downloadedBytes": 2, "totalBytes": 5002,
+            "schemaVersion": 1, "model": "org/model", "downloadedBytes": 2, "totalBytes": 5002, "trouble": "",
         }  # fmt: skip
         gate.set()
         _, said = process.communicate(timeout=PATIENCE_S)
@@ -122,8 +138,94 @@ def test_target_that_is_not_on_the_hub_ends_it_with_a_sentence(
     """Its last line is what Progressing shows."""
     with running(hub[0], tmp_path, free_port(), "--target", "org/absent@main") as process:
         _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
+    assert process.returncode == PREFETCH_REFUSED
     assert said.splitlines()[-1].startswith("outrider-prefetch: model 'org/absent' cannot be had from the hub: ")
+
+
+def test_hub_that_answers_503_is_tried_again(
+    tmp_path: Path, hub: tuple[str, threading.Event], refusals: list[int]
+) -> None:
+    """It was final after 70 seconds."""
+    refusals += [503, 503]
+    hub[1].set()
+    port = free_port()
+    with running(hub[0], tmp_path, port, "--target", "org/model@") as process:
+        while process.poll() is None and "503" not in str(_reported(port).get("trouble")):
+            time.sleep(0.05)
+        assert process.poll() is None, process.communicate()
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    assert "it is tried again in 5 s" in said
+
+
+@pytest.mark.parametrize("files", [FILES, {"config.json": b"{}", "model.bin": b"w" * 99}])
+def test_whole_claim_needs_no_hub(tmp_path: Path, hub: tuple[str, threading.Event], files: Mapping[str, bytes]) -> None:
+    """A claim that had every file failed while the hub was away."""
+    hub[1].set()
+    ModelHub.files = files
+    try:
+        for url in (hub[0], "http://127.0.0.1:9"):
+            with running(url, tmp_path, free_port(), "--target", "org/model@main") as process:
+                _, said = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, said
+    finally:
+        ModelHub.files = FILES
+    assert said.splitlines()[-1] == "on the claim: the target"
+
+
+def test_claim_that_lacks_a_file_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "models--org--model" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "a.safetensors").write_bytes(b"w")
+    shards = {"first": "a.safetensors", "second": "b.safetensors"}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert not is_on_claim(HubModel("org/model", COMMIT, is_target=True))
+
+
+def _hang(_: int) -> None:
+    time.sleep(PATIENCE_S)
+
+
+def _crash(code: int) -> None:
+    os._exit(code)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+@pytest.mark.parametrize(
+    ("work", "argument", "words", "final"),
+    [
+        (_hang, 0, "no byte came for 1 s", False),
+        (_crash, 3, "the download ended with exit code 3", False),
+        (_refuse, "no such name", "no such name", True),
+    ],
+)
+def test_attempt_that_fails_says_how(work: Callable[[Any], None], argument: Any, words: str, final: bool) -> None:
+    """A download that hung was "Downloading 3.0 GB of 16.0 GB" for ever."""
+    with pytest.raises(DownloadError, match=words) as raised:
+        attempt(work, argument, lambda: 0, stall_s=1.0 if work is _hang else PATIENCE_S)
+    assert raised.value.is_final is final
+
+
+def _answered(code: int) -> Exception:
+    error = Exception("refused")
+    error.response = SimpleNamespace(status_code=code)  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [(_answered(code), code in (401, 403, 404)) for code in (401, 403, 404, 408, 429, 500, 503)]
+    + [(ConnectionError("reset"), False), (TimeoutError(), False), (OSError(errno.ENOSPC, "full"), True)],
+)
+def test_error_is_final_if_no_later_attempt_mends_it(error: Exception, final: bool) -> None:
+    outer = RuntimeError("cannot be had")
+    outer.__cause__ = error
+    assert is_final(outer) is final
 
 
 @pytest.mark.parametrize(

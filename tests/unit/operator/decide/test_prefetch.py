@@ -181,8 +181,8 @@ def test_image_without_the_program_lets_pods_download(words: str, is_rolled_out:
     assert ((DEPLOYMENT, "chat") in world.objects) is is_rolled_out
 
 
-def test_download_beside_a_sidecar_is_complete_and_goes() -> None:
-    """In a mesh namespace no Deployment ever came: an ordinary sidecar kept the Job active."""
+def test_download_with_a_sidecar_is_complete_and_goes() -> None:
+    """An ordinary sidecar kept the Job active, so that no Deployment ever came in a mesh namespace."""
     world = started()
     world.finish_job(NAME, "")
     world.join_sidecar(NAME)
@@ -193,7 +193,7 @@ def test_download_beside_a_sidecar_is_complete_and_goes() -> None:
     assert (JOB, NAME) not in world.objects, "its pod held memory for nothing"
 
 
-def test_download_that_fails_beside_a_sidecar_says_why() -> None:
+def test_download_that_fails_with_a_sidecar_says_why() -> None:
     world = started()
     world.finish_job(NAME, "outrider-prefetch: model 'org/target' cannot be had: 404", exit_code=69, reason="Error")
     world.join_sidecar(NAME)

@@ -192,7 +192,7 @@ def test_a_stale_profile_gives_way_to_the_shared_one() -> None:
 
 @pytest.mark.parametrize("age_s", [KEPT_S - 3600, KEPT_S + 3600])
 def test_full_store_of_shared_profiles_replaces_only_old_ones(age_s: float) -> None:
-    """With 65 profiles in use each reconcile published one and deleted another, for ever."""
+    """Each reconcile published one and deleted another, for ever, once 65 were in use."""
     world = world_of("platform")
     old = {"uid": "u", "resourceVersion": "1", "creationTimestamp": rfc3339(world.now - age_s), "namespace": "x"}
     names = [f"outrider-profile-{number:x}" for number in range(MOST_SHARED)]
