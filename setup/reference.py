@@ -1,4 +1,4 @@
-"""What is made from the chart and the programs: docs/reference/chart-values.md, cli.md, and the schema of the values.
+"""What is made from the models, the chart and the programs: most of docs/reference, and the schema of the values.
 
 `python -m setup.reference` writes them; `--check` fails where one is not up to date.
 """
@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from outrider_crds.generate import root_schema
 
+from setup.api_page import api_page
 from setup.chart_values import DEFAULTS_FILE, SCHEMA_FILE, defaults_text, schema_text
+from setup.metrics_page import metrics_page
 from setup.steps import REPOSITORY
 
 CHART_VALUES = REPOSITORY / "docs" / "reference" / "chart-values.md"
 CLI = REPOSITORY / "docs" / "reference" / "cli.md"
+API_PAGE = REPOSITORY / "docs" / "reference" / "api.md"
+METRICS_PAGE = REPOSITORY / "docs" / "reference" / "metrics.md"
 _VALUES = REPOSITORY / "charts" / "outrider" / "values.yaml"
 _KEY = re.compile(r"^(?P<indent> *)(?P<name>[A-Za-z][\w.-]*):(?: (?P<value>.*))?$")
 _COMMENT = re.compile(r"^ *#(?: --)? ?(?P<text>.*)$")
@@ -130,6 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
     pages = {
         CHART_VALUES: chart_values_page(),
         CLI: cli_page(),
+        API_PAGE: api_page(root_schema()),
+        METRICS_PAGE: metrics_page(METRICS_PAGE.read_text()),
         SCHEMA_FILE: schema_text(),
         DEFAULTS_FILE: defaults_text(),
     }

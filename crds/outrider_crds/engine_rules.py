@@ -8,37 +8,15 @@ from outrider_crds.spec import Engine
 
 # Arguments that have a field of their own in the spec.
 _FIELD_ARGUMENTS = (
-    "--model",
-    "--revision",
-    "--served-model-name",
-    "--max-model-len",
-    "--dtype",
-    "--tensor-parallel-size",
-)
+    "--model", "--revision", "--served-model-name", "--max-model-len", "--dtype", "--tensor-parallel-size",
+)  # fmt: skip
 # Arguments through which Outrider drives the engine.
 _OUTRIDER_ARGUMENTS = (
-    "--api-server-count",
-    "--async-scheduling",
-    "--config",
-    "--cudagraph-capture-sizes",
-    "--grpc",
-    "--grpc-port",
-    "--headless",
-    "--host",
-    "--master-addr",
-    "--master-port",
-    "--max-cudagraph-capture-size",
-    "--no-async-scheduling",
-    "--node-rank",
-    "--port",
-    "--scheduler-cls",
-    "--spec-method",
-    "--spec-model",
-    "--spec-tokens",
-    "--speculative-config",
-    "--uds",
-    "--worker-cls",
-)
+    "--api-server-count", "--async-scheduling", "--config", "--cudagraph-capture-sizes", "--grpc", "--grpc-port",
+    "--headless", "--host", "--master-addr", "--master-port", "--max-cudagraph-capture-size", "--no-async-scheduling",
+    "--node-rank", "--port", "--scheduler-cls", "--spec-method", "--spec-model", "--spec-tokens",
+    "--speculative-config", "--uds", "--worker-cls",
+)  # fmt: skip
 # Engines that span more GPUs than one tensor-parallel group: vLLM drops the table of draft lengths there.
 _PARALLEL_ARGUMENTS = ("--data-parallel", "--prefill-context-parallel-size", "--nnodes")
 # vLLM 0.32 speculates in pipelines: as many batches as stages run at a time, each with a share of the requests.
@@ -47,26 +25,15 @@ _PIPELINE_ARGUMENTS = ("--pipeline-parallel-size",)
 EXECUTOR = "--distributed-executor-backend"
 """Argument that Outrider sets for a replica of several pods. With one pod it is the user's."""
 _LORA_ARGUMENTS = (
-    "--enable-lora",
-    "--lora-modules",
-    "--max-cpu-loras",
-    "--max-lora-rank",
-    "--max-loras",
-)
+    "--enable-lora", "--lora-modules", "--max-cpu-loras", "--max-lora-rank", "--max-loras",
+)  # fmt: skip
 """Arguments that engine.lora sets."""
 
 RESERVED_ENV_PREFIX = "OUTRIDER_"
 RESERVED_ENV = (
-    "HF_HOME",
-    "HOME",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TRITON_CACHE_DIR",
-    "USER",
-    "VLLM_CACHE_ROOT",
-    "VLLM_PLUGINS",
-    "VLLM_USE_V2_MODEL_RUNNER",
-    "XDG_CACHE_HOME",
-)
+    "HF_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "USER", "VLLM_CACHE_ROOT", "VLLM_PLUGINS",
+    "VLLM_USE_V2_MODEL_RUNNER", "XDG_CACHE_HOME",
+)  # fmt: skip
 RESERVED_KEY_PREFIX = "outrider.dev/"
 RESERVED_LABELS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/name")
 

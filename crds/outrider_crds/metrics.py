@@ -1,5 +1,5 @@
 """Prometheus metrics that the fields of a document declare. One declaration serves the state, the metrics, and
-docs/reference/metrics.md, which `outrider-crds` writes.
+docs/reference/metrics.md, which `python -m setup.reference` writes.
 
 A field is declared as `Annotated[int, Metric("outrider_steps_total")]`. Its docstring is the metric's description, and
 the first sentence is the help text of a scrape. Names of counters end in `_total`.
@@ -7,7 +7,6 @@ the first sentence is the help text of a scrape. Names of counters end in `_tota
 
 from __future__ import annotations
 
-import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -156,18 +155,3 @@ def _members(owners: Owners, names: Sequence[str], *, is_labelled: bool) -> Owne
 def _models(annotation: Any) -> list[type[BaseModel]]:
     parts = [annotation, *typing.get_args(annotation)]
     return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
-
-
-def reference(model: type[BaseModel]) -> str:
-    """Markdown with a section for each group, and in it one for each metric."""
-    lines, group = list[str](), Group("")
-    for spec in metrics_of(model):
-        if spec.group != group:
-            group = spec.group
-            lines += [f"## {group.title}", "", *([_wrapped(group.text), ""] if group.text else [])]
-        lines += [f"### `{spec.name}`", _wrapped(f"{spec.kind.value.capitalize()}. {spec.description}"), ""]
-    return "\n".join(lines)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)

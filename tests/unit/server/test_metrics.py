@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, ArmCounters, HistogramState, SpeedupCounters
-from outrider_crds.generate import text_of
 from outrider_crds.metrics import Metric, MetricKind
 from outrider_crds.runtime_state import (
     CanaryState,
@@ -23,6 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
+from setup.metrics_page import metrics_page
 from tests.unit.server.runtime_states import runtime_state
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
@@ -82,7 +82,7 @@ def test_reference_of_metrics_matches_the_declarations() -> None:
     """The name and the help of a metric stand in one place: at the field of the state that it reports."""
     documented = re.findall(r"^### `(outrider_[a-z_]+)`$", DOCS.read_text(), re.MULTILINE)
     assert sorted(documented) == sorted(spec.name for spec in METRICS)
-    assert DOCS.read_text() == text_of(DOCS), "run `outrider-crds` and commit the result"
+    assert DOCS.read_text() == metrics_page(DOCS.read_text()), "run `python -m setup.reference` and commit the result"
 
 
 def test_every_number_of_the_state_is_a_metric() -> None:
