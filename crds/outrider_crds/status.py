@@ -367,6 +367,27 @@ class PrefetchStatus(Model):
     """What they take."""
 
 
+class RevisionPhase(StrEnum):
+    """How far the rollout of a revision is."""
+
+    ROLLING_OUT = "RollingOut"
+    NO_PODS = "NoPods"
+    """spec.replicas is 0."""
+    COMPLETE = "Complete"
+    """Every pod runs it, and each was ready at least once."""
+    PROVEN = "Proven"
+    """Complete, and a pod of it has had every drafter loaded."""
+
+
+class RevisionStatus(Model):
+    """The revision that pods should run."""
+
+    name: Text = ""
+    """Name of the revision."""
+    phase: Text = ""
+    """RollingOut, NoPods, Complete or Proven. Losing a pod later, or scaling, starts no rollout."""
+
+
 class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
@@ -383,6 +404,8 @@ class SpeculativeServiceStatus(Model):
     """Serving pods of the current revision."""
     ready_revision: Text = ""
     """Newest revision that had a ready pod. Raised deadlines do not restart its pods."""
+    revision: RevisionStatus | None = None
+    """The revision that pods should run, and how far its rollout is."""
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the serving pods, for autoscalers."""
     rollout: RolloutStatus | None = None

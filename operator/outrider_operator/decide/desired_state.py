@@ -9,13 +9,12 @@ from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
 from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
-from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Profiles
-from outrider_operator.decide.revisions import Revision, current_revision, stored_revisions, wanted_revision
-from outrider_operator.decide.rollout_gate import Gate
-from outrider_operator.decide.runtime_image import RuntimeImages
+from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
+from outrider_operator.decide.rollout_gate import Gate, gate_of
+from outrider_operator.decide.runtime_image import RuntimeImages, runtime_images
+from outrider_operator.decide.world import World
 
 
 @dataclass(frozen=True)
@@ -69,58 +68,39 @@ class DesiredState:
         return self.images.installed if is_behind else ""
 
 
-@dataclass(frozen=True)
-class RolloutEvidence:
-    """What pods and nodes say about a rollout."""
-
-    ready_revision: str
-    """Newest revision that had a ready pod; empty before the first."""
-    ready_now: frozenset[str]
-    """Revisions that have a ready pod."""
-    with_node: frozenset[str]
-    """Products for which a fitting node exists."""
-    gate: Gate
-
-    @property
-    def proven(self) -> frozenset[str]:
-        """Revisions that have had a ready pod."""
-        return self.ready_now | {self.ready_revision}
-
-
-def desired_state(
-    children: Children,
-    images: RuntimeImages,
-    replica_sets: Iterable[Object],
-    profiles: Profiles,
-    settings: OperatorSettings,
-    spec: SpeculativeServiceSpec,
-    evidence: RolloutEvidence,
-    *,
-    is_legible: bool,
-) -> DesiredState:
+def desired_state(world: World, spec: SpeculativeServiceSpec) -> DesiredState:
     """Derive the desired state from `spec` and what exists already.
 
-    is_legible: this release understands the whole spec. If not, the current revision stays.
+    If this release does not understand the whole spec, the current revision stays.
     """
-    stored = stored_revisions(children, replica_sets)
-    current = None if is_legible else current_revision(children, stored)
-    pod_image = spec.pod_template.image or images.pinned
-    spec_revision = current or wanted_revision(children, stored, settings, spec, pod_image, evidence.proven)
-
+    children, stored, images = world.children, world.stored, _images(world, spec)
+    gate = gate_of(children, world.observed.replica_sets, world.pods, world.observed.states, spec)
+    current = current_revision(children, stored) if world.unreadable_reason else None
+    image = spec.pod_template.image or images.pinned
+    spec_revision = current or wanted_revision(children, stored, world.settings, spec, image, world.proven)
     desired = DesiredState(
         spec=spec,
         images=images,
         stored=stored,
         spec_revision=spec_revision,
         running=spec_revision,
-        hot=hot_config(spec, _boot_pools((spec_revision, *stored), {spec_revision.name, *evidence.gate.serving})),
-        gate=evidence.gate,
-        ready_revision=evidence.ready_revision,
+        hot=hot_config(spec, _boot_pools((spec_revision, *stored), {spec_revision.name, *gate.serving})),
+        gate=gate,
+        ready_revision=world.ready_revision,
     )
-    waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(
-        profiles, spec_revision, evidence.with_node
-    )
-    return keep_current(desired, children) if waits else desired
+    return keep_current(desired, children) if _waits_for_profile(world, desired) else desired
+
+
+def _images(world: World, spec: SpeculativeServiceSpec) -> RuntimeImages:
+    children, recorded = world.children, world.observed.status.runtime_image
+    service, on_cpu = world.observed.service, spec.accelerator.on_cpu
+    return runtime_images(service, children.workload, children.canary, recorded, world.settings, on_cpu=on_cpu)
+
+
+def _waits_for_profile(world: World, desired: DesiredState) -> bool:
+    spec, revision = desired.spec, desired.spec_revision
+    is_required = spec.profiling.mode is ProfilingMode.REQUIRED
+    return is_required and not is_profiled(world.profiles, revision, world.products_with_node(spec))
 
 
 def _boot_pools(revisions: Iterable[Revision], names: Container[str]) -> list[list[DrafterSpec]]:
@@ -139,13 +119,6 @@ def keep_current(desired: DesiredState, children: Children) -> DesiredState:
         if current is not None and current.name == desired.spec_revision.name
         else replace(desired, running=current)
     )
-
-
-def unread_profiles(profiles: Profiles, revision: Revision) -> list[str]:
-    """Names of profile ConfigMaps of `revision` that exist, but whose contents were not read yet."""
-    names = (profile_name(keys.target) for keys in revision.keys)
-    there = profiles.documents
-    return [name for name in names if name in there and "data" not in there[name]]
 
 
 def is_profiled(profiles: Profiles, revision: Revision, with_node: Container[str]) -> bool:

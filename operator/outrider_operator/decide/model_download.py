@@ -26,6 +26,7 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import has_succeeded, is_done, is_finished, pod_of, why_failed
+from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.ownership import Children, owner_reference
 from outrider_operator.decide.pod_spec.job import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
@@ -120,13 +121,6 @@ class Prefetch:
         return self.is_due and not self.is_complete and not (self.is_current and self.is_program_missing)
 
 
-@dataclass(frozen=True)
-class PrefetchPlan:
-    create: tuple[Object, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    requeue_after_s: float | None = None
-
-
 def prefetch_of(observed: Observed, children: Children, desired: DesiredState) -> Prefetch | None:
     """None for a service that downloads nothing into a claim."""
     spec = desired.spec
@@ -160,27 +154,25 @@ def hub_models(spec: SpeculativeServiceSpec) -> list[ModelRef]:
 
 def plan_prefetch(
     observed: Observed, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch | None
-) -> PrefetchPlan:
+) -> Outcome:
     """The Job, made again if it is another one's, or failed or waits with other settings.
 
     A complete one stays as the record of what is on the claim: a change of anything else needs no download."""
     job = _own(observed.prefetch_jobs, observed.identity)
     if job is not None and is_being_deleted(job):
-        return PrefetchPlan(requeue_after_s=2.0)
+        return Outcome(wake_after_s=2.0)
     if (
         prefetch is None
         or (job is not None and not prefetch.is_current)
         or _is_worth_retry(prefetch)
         or _lingers(prefetch)
     ):
-        return PrefetchPlan(delete=_deletions(job), requeue_after_s=2.0 if job is not None else None)
+        return Outcome(delete=_deletions(job), wake_after_s=2.0 if job is not None else None)
     if not prefetch.holds or desired.spec.paused:
-        return PrefetchPlan()
+        return Outcome()
     if job is None:
-        return PrefetchPlan(
-            create=(_job(observed.identity, settings, desired, prefetch),), requeue_after_s=LOOK_AGAIN_S
-        )
-    return PrefetchPlan(requeue_after_s=LOOK_AGAIN_S)
+        return Outcome(create=(_job(observed.identity, settings, desired, prefetch),), wake_after_s=LOOK_AGAIN_S)
+    return Outcome(wake_after_s=LOOK_AGAIN_S)
 
 
 def _is_worth_retry(prefetch: Prefetch) -> bool:

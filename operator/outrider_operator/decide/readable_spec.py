@@ -6,11 +6,12 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from outrider_crds.rules import violations
-from outrider_crds.runtime_config import HotConfig
+from outrider_crds.runtime_config import CONFIG_KEY, HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError
 
-from outrider_operator.cluster_model import PODLESS_FIELDS, Object
+from outrider_operator.cluster_model import CONFIG_MAP, PODLESS_FIELDS, Object, hot_map_name
+from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.revisions import Revision
 from outrider_operator.validation.reading import items, text
 
@@ -34,6 +35,14 @@ def readable_spec(spec: Object, running: Revision, hot: HotConfig | None) -> Spe
     if parsed is None or any(_field(sentence) in _NEEDED for sentence in violations(parsed, "spec")):
         return None
     return parsed
+
+
+def stored_hot(children: Children) -> HotConfig | None:
+    """The hot config that pods mount; None if it is missing or cannot be read."""
+    try:
+        return HotConfig.read(text(children.own(CONFIG_MAP, hot_map_name(children.owner.name)), "data", CONFIG_KEY))
+    except ValidationError:
+        return None
 
 
 def _pool(booted: list[Object], spec: Object, hot: HotConfig | None) -> list[Object]:

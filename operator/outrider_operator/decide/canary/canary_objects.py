@@ -24,18 +24,18 @@ from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.record import RECORD_ANNOTATION, record_text
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
-from outrider_operator.decide.revisions import Revision, revision_annotations, revision_in, revision_map
+from outrider_operator.decide.revisions import Revision, revision_annotations, revision_map
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
-from outrider_operator.decide.workloads.children import Further
 
 
-def canary_children(children: Children, desired: DesiredState, rollout: CanaryRollout) -> Further:
+def canary_children(children: Children, desired: DesiredState, rollout: CanaryRollout) -> Outcome:
     """Objects that the canary takes now, and those of one that is over."""
     if rollout.is_frozen:
-        return Further(revisions=frozenset({revision_in(children.canary)}))
+        return Outcome()
     if rollout.revision is None or rollout.hot is None:
-        return Further(unwanted=_unwanted(children, rollout))
+        return Outcome(unwanted=_unwanted(children, rollout))
     owner, revision = children.owner, rollout.revision
     # A pod that is on its way out keeps the arms that it hosts: the stable pool may be another one by now.
     maps = [stamp(canary_hot_map(owner, rollout))] if rollout.has_pods else []
@@ -46,7 +46,7 @@ def canary_children(children: Children, desired: DesiredState, rollout: CanaryRo
         needs_apply(children.own(CONFIG_MAP, _name(document)), document) for document in maps
     )
     runs = [stamp(_deployment(owner, children.canary, desired, rollout, revision))] if is_mountable else []
-    return Further(desired=(*maps, *runs), revisions=frozenset({revision.name, revision_in(children.canary)}))
+    return Outcome(objects=(*maps, *runs))
 
 
 def _unwanted(children: Children, rollout: CanaryRollout) -> tuple[Object, ...]:

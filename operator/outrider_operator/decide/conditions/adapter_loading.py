@@ -11,10 +11,10 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import AdapterStatus, ConditionReason
 
 from outrider_operator.cluster_model import WindowCounts
-from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import rounded, three_digits
 from outrider_operator.decide.figures.samples import LEAST_TOKENS
+from outrider_operator.decide.verdict import Verdict, false, true, unknown
 from outrider_operator.validation.reading import cut
 
 _MOST_NAMED = 4

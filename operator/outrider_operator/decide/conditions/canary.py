@@ -9,7 +9,7 @@ from outrider_crds.status import ConditionReason, RolloutStatus, SpeculativeServ
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.machine import CanaryPhase
 from outrider_operator.decide.canary.summary import message_of, rollout_status
-from outrider_operator.decide.conditions.verdict import Verdict, false, true
+from outrider_operator.decide.verdict import Verdict, false, true
 from outrider_operator.plan import Event
 from outrider_operator.validation.reading import cut
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from outrider_crds.status import ConditionReason, PrefetchStatus
 
-from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.figures.numbers import bytes_text
 from outrider_operator.decide.model_download import Prefetch, failure
+from outrider_operator.decide.verdict import Verdict, false, true
 from outrider_operator.validation.reading import cut
 
 _MOST_TEXT = 256

@@ -6,12 +6,12 @@ from outrider_crds.base import seconds
 from outrider_crds.spec import SLOClassSpec, SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason, ConditionType
 
-from outrider_operator.decide.conditions.verdict import Verdict, false
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.best_latency import best_tpot_s
 from outrider_operator.decide.figures.numbers import time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, attainment
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.decide.verdict import Verdict, false
 
 _MARGIN = 0.9
 """Hysteresis: a class is infeasible below this share of the best TPOT, and feasible again only above the best TPOT."""

@@ -12,7 +12,6 @@ from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.conditions.feasibility import infeasible
-from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import (
@@ -25,6 +24,7 @@ from outrider_operator.decide.figures.samples import (
     used_share,
 )
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.decide.verdict import Verdict, false, true, unknown
 
 USED_SHARE = 0.05
 """Least share of (request, step) pairs from which speculation counts as used. Exploration alone takes 1%."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
-from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false, true
+from outrider_operator.decide.verdict import Verdict, Verdicts, false, true
 
 _STUCK = frozenset(
     {ConditionReason.STALLED, ConditionReason.NO_CAPACITY, ConditionReason.DRAFTER_NOT_LOADED}

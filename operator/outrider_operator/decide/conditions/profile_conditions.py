@@ -13,7 +13,6 @@ from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpe
 from outrider_crds.status import BreakEven, ConditionReason, LongContextStatus, ProfileStatus
 
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, ApiRefusal
-from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pod_states import Pods, why_not_running
@@ -21,6 +20,7 @@ from outrider_operator.decide.pod_troubles import unschedulable_since
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, with_nodes
+from outrider_operator.decide.verdict import Verdict, false, true
 from outrider_operator.validation.reading import annotation, cut, name_of
 
 NOISY_PERCENT = 25.0

@@ -15,7 +15,7 @@ from outrider_crds.status import (
     SpeculativeServiceStatus,
 )
 
-from outrider_operator.decide.conditions.verdict import Verdicts
+from outrider_operator.decide.verdict import Verdicts
 from outrider_operator.plan import Event
 
 FIGURES_EVERY_S = 15.0

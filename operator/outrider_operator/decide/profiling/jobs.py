@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outrider_crds.spec import ProfilingMode
 
 from outrider_operator.cluster_model import JOB, Object, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import is_done
+from outrider_operator.decide.outcome import Outcome, merge
 from outrider_operator.decide.ownership import owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.job_manifest import NODES_ANNOTATION, job_manifest, nodes_mark
@@ -39,14 +40,6 @@ _FOLLOW_NODES_AFTER_S = 600.0
 autoscaled cluster nodes come and go every minute."""
 
 
-@dataclass(frozen=True)
-class JobPlan:
-    create: tuple[Object, ...] = ()
-    adopt: tuple[Adoption, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    requeue_after_s: float | None = None
-
-
 def plan_jobs(
     view: ProfilingView,
     settings: OperatorSettings,
@@ -54,7 +47,7 @@ def plan_jobs(
     profiles: list[ProductProfile],
     *,
     pods_are_placed: bool,
-) -> JobPlan:
+) -> Outcome:
     """Plan the next step for the Job of each product, and for Jobs that this service no longer needs.
 
     A Job's low priority class lets the scheduler preempt it for serving pods.
@@ -67,12 +60,7 @@ def plan_jobs(
             for profile in profiles
         ),
     ]
-    return JobPlan(
-        create=tuple(job for step in steps for job in step.create),
-        adopt=tuple(adoption for step in steps for adoption in step.adopt),
-        delete=tuple(deletion for step in steps for deletion in step.delete),
-        requeue_after_s=min((s.requeue_after_s for s in steps if s.requeue_after_s is not None), default=None),
-    )
+    return merge(steps)
 
 
 def _step(
@@ -83,19 +71,19 @@ def _step(
     pods_are_placed: bool,
     *,
     may_bring_node: bool,
-) -> JobPlan:
+) -> Outcome:
     if profile.job is None:
-        return _begin(view, settings, desired, profile, may_bring_node) if pods_are_placed else JobPlan()
+        return _begin(view, settings, desired, profile, may_bring_node) if pods_are_placed else Outcome()
     if is_being_deleted(profile.job):
-        return JobPlan()
+        return Outcome()
     if is_done(profile.job, profile.pod, PROFILER):
         return _end(view, profile, profile.job)
     if _must_stop(view.owner, desired, profile, profile.job) or _waits_elsewhere(view, profile, profile.job):
         return _deletion(deletion(JOB, profile.job))
     if not joins(profile.job, view.owner):
-        return JobPlan()
+        return Outcome()
     owner = owner_reference(view.owner, controller=False)
-    return JobPlan(adopt=(Adoption(JOB, name_of(profile.job), uid_of(profile.job), owner),))
+    return Outcome(adopt=(Adoption(JOB, name_of(profile.job), uid_of(profile.job), owner),))
 
 
 def _begin(
@@ -104,29 +92,29 @@ def _begin(
     desired: DesiredState,
     profile: ProductProfile,
     may_bring_node: bool,
-) -> JobPlan:
+) -> Outcome:
     """Create the Job if it can run. may_bring_node: no other product has a node, so this one may wait for its node."""
     if not profile.request or _is_off(desired):
-        return JobPlan()
+        return Outcome()
     if profile.served_first:
-        return JobPlan()
+        return Outcome()
     if profile.is_measured_elsewhere:
-        return JobPlan(requeue_after_s=_ELSEWHERE_S)
+        return Outcome(wake_after_s=_ELSEWHERE_S)
     required = desired.spec.profiling.mode is ProfilingMode.REQUIRED
     # The pending pod of a required measurement makes an autoscaler add a node.
     if not (profile.node_fits or (required and may_bring_node)):
-        return JobPlan()
-    return JobPlan(
+        return Outcome()
+    return Outcome(
         create=(job_manifest(view.owner, settings, desired.spec, desired.image, profile.request, profile.hostnames),)
     )
 
 
-def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> JobPlan:
+def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> Outcome:
     """Delete a finished Job once its outcome is in the ConfigMap, that is when absorbing it changes nothing."""
     if not is_readable(view.at, job, profile.pod):
-        return JobPlan(requeue_after_s=_TERMINATION_MESSAGE_WAIT_S)
+        return Outcome(wake_after_s=_TERMINATION_MESSAGE_WAIT_S)
     if view.store(profile.keys.target) != profile.store:
-        return JobPlan(requeue_after_s=_STORE_S)
+        return Outcome(wake_after_s=_STORE_S)
     return _deletion(deletion(JOB, job))
 
 
@@ -163,7 +151,7 @@ def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) 
     return not known & present or (bool(present - known) and view.at - created_s(job) >= _FOLLOW_NODES_AFTER_S)
 
 
-def _leave(view: ProfilingView, desired: DesiredState) -> JobPlan:
+def _leave(view: ProfilingView, desired: DesiredState) -> Outcome:
     """Release Jobs that this service no longer needs, and delete Jobs without any owner.
 
     A service that was deleted with --cascade=orphan leaves such Jobs, which hold an accelerator for nothing.
@@ -175,6 +163,6 @@ def _leave(view: ProfilingView, desired: DesiredState) -> JobPlan:
     return replace(_deletion(*deletes, *(deletion(JOB, job) for job in orphans)), adopt=releases)
 
 
-def _deletion(*deletes: Delete) -> JobPlan:
+def _deletion(*deletes: Delete) -> Outcome:
     """Delete, then reconcile again soon, since there is room now."""
-    return JobPlan(delete=deletes, requeue_after_s=_STORE_S if deletes else None)
+    return Outcome(delete=deletes, wake_after_s=_STORE_S if deletes else None)

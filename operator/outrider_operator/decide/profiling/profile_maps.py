@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys, settings_key
 
 from outrider_operator.cluster_model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Object, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import store_data
 from outrider_operator.decide.profiling.known_profiles import SETTINGS_NOTE
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
 from outrider_operator.decide.profiling.shared_objects import joins, leave
-from outrider_operator.plan import Adoption, Delete
 from outrider_operator.validation.reading import is_being_deleted, items, mapping, text
 
 PRODUCT_NOTE = "outrider.dev/product"
@@ -22,17 +20,7 @@ MODEL_NOTE = "outrider.dev/model"
 _NOTES = (PRODUCT_NOTE, MODEL_NOTE, SETTINGS_NOTE)
 
 
-@dataclass(frozen=True)
-class ProfileMapPlan:
-    create: tuple[Object, ...] = ()
-    apply: tuple[Object, ...] = ()
-    adopt: tuple[Adoption, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    stored: tuple[str, ...] = ()
-    """Names of ConfigMaps that get new contents."""
-
-
-def plan_profile_maps(view: ProfilingView, desired: DesiredState, profiles: list[ProductProfile]) -> ProfileMapPlan:
+def plan_profile_maps(view: ProfilingView, desired: DesiredState, profiles: list[ProductProfile]) -> Outcome:
     """Plan writes of profiles. Profiles of stored revisions stay.
 
     A change of a shared ConfigMap carries the version that it was decided on, so that services do not overwrite each
@@ -50,10 +38,9 @@ def plan_profile_maps(view: ProfilingView, desired: DesiredState, profiles: list
         profile_name(keys.target) for revision in (*desired.stored, desired.spec_revision) for keys in revision.keys
     }
     releases, deletes = leave(CONFIG_MAP, view.profiles.documents.values(), used, view.owner)
-    stored = tuple(
-        profile_name(profile.keys.target) for profile in profiles if view.store(profile.keys.target) != profile.store
-    )
-    return ProfileMapPlan(tuple(creates), tuple(applies), releases, deletes, stored)
+    changed = (profile.keys.target for profile in profiles if view.store(profile.keys.target) != profile.store)
+    stored = frozenset(profile_name(key) for key in changed)
+    return Outcome(create=tuple(creates), apply=tuple(applies), adopt=releases, delete=deletes, stored=stored)
 
 
 def _new(owner: ServiceIdentity, desired: DesiredState, profile: ProductProfile) -> Object:

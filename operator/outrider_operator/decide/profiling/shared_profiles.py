@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outrider_crds.profile import (
     ProfileKeys,
@@ -13,6 +13,7 @@ from outrider_crds.profile import (
 
 from outrider_operator.cluster_model import CONFIG_MAP, SERVICE_LABEL, SHARED_PROFILE, Object, OperatorSettings
 from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.volumes import profile_name, profile_shared_as, shared_profile_name
 from outrider_operator.decide.profile_store import Store, store_data
@@ -20,7 +21,6 @@ from outrider_operator.decide.profiling.known_profiles import newest
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
 from outrider_operator.decide.profiling.profile_maps import profile_notes
 from outrider_operator.decide.profiling.shared_objects import deletion
-from outrider_operator.plan import Delete
 from outrider_operator.validation.reading import created_s, is_being_deleted, mapping, name_of, text, uid_of
 
 MOST_SHARED = 64
@@ -30,22 +30,13 @@ KEPT_S = 7 * 24 * 3600.0
 all are, each is published again at most once in this time."""
 
 
-@dataclass(frozen=True)
-class SharedProfilePlan:
-    create: tuple[Object, ...] = ()
-    apply: tuple[Object, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    published: tuple[str, ...] = ()
-    """Names of the profiles in the namespaces that use them."""
-
-
 def plan_shared_profiles(
     view: ProfilingView, settings: OperatorSettings, desired: DesiredState, profiles: list[ProductProfile]
-) -> SharedProfilePlan:
+) -> Outcome:
     """Publish the stored profiles of a service in a trusted namespace."""
     is_trusted = view.owner.namespace in settings.profiles_shared_from
     if not is_trusted or not has_same_meaning_everywhere(desired.spec):
-        return SharedProfilePlan()
+        return Outcome()
     creates: list[Object] = []
     applies: list[Object] = []
     for keys in (profile.keys for profile in profiles):
@@ -62,7 +53,8 @@ def plan_shared_profiles(
     creates = creates[: max(0, MOST_SHARED + len(surplus) - len(view.sources.shared.documents))]
     deletes = tuple(replace(deletion(CONFIG_MAP, old, SHARED_PROFILE), namespace=settings.namespace) for old in surplus)
     names = (name_of(document) for document in (*creates, *applies))
-    return SharedProfilePlan(tuple(creates), tuple(applies), deletes, tuple(map(profile_shared_as, names)))
+    published = frozenset(map(profile_shared_as, names))
+    return Outcome(create=tuple(creates), apply=tuple(applies), delete=deletes, published=published)
 
 
 def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-from outrider_crds.runtime_config import PRODUCT_ANNOTATION
+from dataclasses import replace
 
 from outrider_operator.cluster_model import (
     CONFIG_MAP,
     NETWORK_POLICY,
     SERVING,
     ApiRefusal,
-    Node,
     Object,
     groups_name,
     hot_map_name,
 )
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.outcome import Outcome, earliest_s
 from outrider_operator.decide.ownership import Children, Ownership, owner_reference
 from outrider_operator.decide.revisions import (
     Revision,
@@ -43,63 +41,47 @@ from outrider_operator.decide.workloads.serving_workload import (
     waits_to_change_kind,
     workload,
 )
-from outrider_operator.plan import Adoption, Annotate, Delete, fingerprint
-from outrider_operator.validation.reading import annotation, is_being_deleted, name_of, text, uid_of
+from outrider_operator.plan import Adoption, Delete, fingerprint
+from outrider_operator.validation.reading import name_of, uid_of
 
 _GARBAGE_COLLECTION_S = 2.0
 
 
-@dataclass(frozen=True)
-class WorkloadPlan:
-    create: tuple[Object, ...] = ()
-    apply: tuple[Object, ...] = ()
-    adopt: tuple[Adoption, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    requeue_after_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Further:
-    """Additions of a draft canary to the children."""
-
-    desired: tuple[Object, ...] = ()
-    """Stamped objects that should exist."""
-    unwanted: tuple[Object, ...] = ()
-    """Objects that should no longer exist."""
-    revisions: frozenset[str] = frozenset()
-    """Names of revisions whose ConfigMaps stay."""
-
-
-def plan_workloads(
-    children: Children,
-    desired: DesiredState,
-    in_use: set[str],
-    admin_port_peers: tuple[Object, ...],
-    further: Further = Further(),
-) -> WorkloadPlan:
-    """Plan writes for children that are missing or differ.
+def write_children(children: Children, outcome: Outcome) -> Outcome:
+    """`outcome` with the writes for its objects: create what is missing, apply what differs, delete what is unwanted.
 
     A child that garbage collection is about to delete is created afterwards. An immutable child that differs is deleted
-    and then created. in_use: names of revisions that ReplicaSets and pods still have.
+    and then created.
     """
-    objects = [*_objects(children, desired, admin_port_peers), *further.desired]
-    owned = {id(child): children.ownership(*_key(child)) for child in objects}
-    absent = [child for child in objects if owned[id(child)] is Ownership.ABSENT]
-    present = [child for child in objects if owned[id(child)] is Ownership.OURS]
-    running = {revision_in(workload) for workload in children.workloads}
-    needed = {desired.spec_revision.name, *running, *in_use, *further.revisions}
-    differing = [child for child in present if needs_apply(children.own(*_key(child)), child)]
-    immutable = [own for child in differing if (own := children.own(*_key(child)) or {}).get("immutable")]
-    policies = _unwanted_policies(children, objects)
-    replaced = superseded(children, desired)
-    unwanted = (*unneeded_maps(children, needed), *policies, *immutable, *replaced, *further.unwanted)
-    return WorkloadPlan(
-        create=tuple(absent),
-        apply=tuple(_write(children, child) for child in differing if children.own(*_key(child)) not in immutable),
-        adopt=tuple(_adoption(children, document) for document in orphaned_maps(children, needed)),
-        delete=tuple(Delete(document["kind"], name_of(document), uid_of(document)) for document in unwanted),
-        requeue_after_s=_GARBAGE_COLLECTION_S if Ownership.TERMINATING in owned.values() else None,
+    owned = [(child, children.ownership(*_key(child))) for child in outcome.objects]
+    absent = [child for child, ownership in owned if ownership is Ownership.ABSENT]
+    present = [(child, own) for child, _ in owned if (own := children.own(*_key(child))) is not None]
+    differing = [(child, own) for child, own in present if needs_apply(own, child)]
+    replaced = [own for _, own in differing if own.get("immutable")]
+    is_terminating = any(ownership is Ownership.TERMINATING for _, ownership in owned)
+    return replace(
+        outcome,
+        create=(*absent, *outcome.create),
+        apply=(*outcome.apply, *(_write(children, child) for child, own in differing if not own.get("immutable"))),
+        delete=(*(_deletion(document) for document in (*replaced, *outcome.unwanted)), *outcome.delete),
+        wake_after_s=earliest_s((outcome.wake_after_s, _GARBAGE_COLLECTION_S if is_terminating else None)),
     )
+
+
+def unneeded_children(children: Children, desired: DesiredState, in_use: set[str], objects: list[Object]) -> Outcome:
+    """`objects`, and what must go beside them. in_use: names of revisions that pods of any kind still have."""
+    running = {revision_in(workload) for workload in (*children.workloads, children.canary)}
+    needed = {desired.spec_revision.name, *running, *in_use}
+    policies, replaced = _unwanted_policies(children, objects), superseded(children, desired)
+    return Outcome(
+        objects=tuple(objects),
+        unwanted=(*unneeded_maps(children, needed), *policies, *replaced),
+        adopt=tuple(_adoption(children, document) for document in orphaned_maps(children, needed)),
+    )
+
+
+def _deletion(document: Object) -> Delete:
+    return Delete(document["kind"], name_of(document), uid_of(document))
 
 
 def _adoption(children: Children, document: Object) -> Adoption:
@@ -120,20 +102,6 @@ def rollout_refusal(children: Children, desired: DesiredState, refusals: Iterabl
     return next((refused[write] for write in writes if write in refused), None)
 
 
-def plan_products(pods: Iterable[Object], nodes: Iterable[Node], product_label: str) -> tuple[Annotate, ...]:
-    """Annotate pods that have a node with its product, which the node's label names."""
-    by_name = {node.name: node for node in nodes}
-    marks: list[Annotate] = []
-    for pod in pods:
-        node = by_name.get(text(pod, "spec", "nodeName"))
-        if node is None or annotation(pod, PRODUCT_ANNOTATION) or is_being_deleted(pod):
-            continue
-        product = node.labels.get(product_label)
-        if product:
-            marks.append(Annotate(name_of(pod), uid_of(pod), {PRODUCT_ANNOTATION: product}))
-    return tuple(marks)
-
-
 def _unwanted_policies(children: Children, objects: list[Object]) -> list[Object]:
     """The service's NetworkPolicies that are not among `objects`: the chart no longer enables them, or no group needs
     them."""
@@ -147,7 +115,7 @@ def _has_groups(children: Children, revision: Revision | None) -> bool:
     return children.groups is not None or (revision is not None and revision.boot.engine.nodes > 1)
 
 
-def _objects(children: Children, desired: DesiredState, admin_port_peers: tuple[Object, ...]) -> list[Object]:
+def serving_objects(children: Children, desired: DesiredState, admin_port_peers: tuple[Object, ...]) -> list[Object]:
     """The children that can exist now. The workload is created only after everything that its pods mount.
 
     One that runs already is scaled even if a mounted object is gone.

@@ -5,36 +5,21 @@ No other child waits for it: the pods are behind their Service as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from outrider_crds.runtime_config import SERVING_PORT
 from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import (
     INFERENCE_POOL,
     KUBERNETES_SERVICE,
-    KindAccess,
     Object,
     ServiceIdentity,
     picker_name,
 )
-from outrider_operator.decide.drift import stamp
 from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
 from outrider_operator.validation.reading import mapping
 
 PICKER_PORT = 9002
 """Port of an endpoint picker's gRPC service, llm-d's default."""
-EXTENSION_LOOK_S = 60.0
-"""No watch tells when the extension is installed."""
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    desired: tuple[Object, ...] = ()
-    """Stamped objects that there should be."""
-    unwanted: tuple[Object, ...] = ()
-    """Objects that there should not be any more."""
-    requeue_after_s: float | None = None
 
 
 def inference_pool(owner: ServiceIdentity, spec: SpeculativeServiceSpec) -> Object:
@@ -61,15 +46,6 @@ def inference_pool(owner: ServiceIdentity, spec: SpeculativeServiceSpec) -> Obje
             "endpointPickerRef": picker,
         },
     }
-
-
-def plan_pool(children: Children, spec: SpeculativeServiceSpec, access: KindAccess) -> PoolPlan:
-    if not spec.gateway.inference_pool:
-        own = children.own(INFERENCE_POOL, children.owner.name)
-        return PoolPlan(unwanted=(own,) if own is not None else ())
-    if access is not KindAccess.SERVED:
-        return PoolPlan(requeue_after_s=EXTENSION_LOOK_S)
-    return PoolPlan(desired=(stamp(inference_pool(children.owner, spec)),))
 
 
 def picker_peers(children: Children, spec: SpeculativeServiceSpec) -> tuple[Object, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from outrider_crds.base import digest
 from outrider_crds.runtime_config import CONFIG_KEY
@@ -16,6 +15,7 @@ from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.cluster_model import CONFIG_MAP, Object
 from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_states import Pods
 from outrider_operator.plan import Annotate
@@ -29,23 +29,17 @@ AGAIN_S = 3.0
 touch before the ConfigMap."""
 
 
-@dataclass(frozen=True)
-class Refreshes:
-    annotate: tuple[Annotate, ...] = ()
-    requeue_after_s: float | None = None
-
-
-def plan_refreshes(children: Children, hot_map: Object, pods: Pods, states: Mapping[str, RuntimeState]) -> Refreshes:
+def plan_refreshes(children: Children, hot_map: Object, pods: Pods, states: Mapping[str, RuntimeState]) -> Outcome:
     """Touch ready pods that do not report the stored config. hot_map: the ConfigMap as it should be stored."""
     document = stamp(hot_map)
     if needs_apply(children.own(CONFIG_MAP, name_of(hot_map)), document):
-        return Refreshes()
+        return Outcome()
     hot_hash = digest(json.loads(text(hot_map, "data", CONFIG_KEY)))
     late = [pod for pod in pods.ready if _is_late(states.get(name_of(pod)), hot_hash)]
     marks = [(pod, _next_mark(pod, hot_hash, pods.at)) for pod in late]
     touches = tuple(Annotate(name_of(pod), uid_of(pod), {HOT_ANNOTATION: mark}) for pod, mark in marks if mark)
     is_unsure = any(annotation(pod, HOT_ANNOTATION) != _again(hot_hash) for pod in late)
-    return Refreshes(touches, AGAIN_S if is_unsure else None)
+    return Outcome(annotate=touches, wake_after_s=AGAIN_S if is_unsure else None)
 
 
 def _is_late(state: RuntimeState | None, hot_hash: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, HotConfig
-from pydantic import ValidationError
 
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
@@ -22,8 +21,7 @@ from outrider_operator.cluster_model import (
     groups_name,
     hot_map_name,
 )
-from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
-from outrider_operator.validation.reading import text
+from outrider_operator.decide.ownership import labels, owner_reference, selector
 
 
 def service_account(owner: ServiceIdentity) -> Object:
@@ -34,14 +32,6 @@ def service_account(owner: ServiceIdentity) -> Object:
 def hot_map(owner: ServiceIdentity, hot: HotConfig) -> Object:
     data = {CONFIG_KEY: json.dumps(hot.wire(), indent=1, sort_keys=True)}
     return {**_child(owner, "v1", CONFIG_MAP, hot_map_name(owner.name)), "data": data}
-
-
-def stored_hot(children: Children) -> HotConfig | None:
-    """The hot config that pods mount; None if it is missing or cannot be read."""
-    try:
-        return HotConfig.read(text(children.own(CONFIG_MAP, hot_map_name(children.owner.name)), "data", CONFIG_KEY))
-    except ValidationError:
-        return None
 
 
 def service(owner: ServiceIdentity) -> Object:

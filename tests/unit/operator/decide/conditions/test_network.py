@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import NETWORK_POLICY, FigureWindows, Object, ServiceIdentity
-from outrider_operator.decide.conditions.network import why_unreachable
 from outrider_operator.decide.ownership import labels, owner_reference
+from outrider_operator.decide.unreachable_pods import why_unreachable
 from outrider_operator.decide.workloads.services import network_policy
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with

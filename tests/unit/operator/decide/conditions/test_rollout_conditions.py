@@ -470,3 +470,20 @@ def test_nothing_stands_still_under_a_spec_that_cannot_be_read() -> None:
     assert world.reason(C.PROGRESSING) == "Unknown/Pending"
     assert world.reason(C.READY) == "True/EndpointReady"
     assert len({condition.observed_generation for condition in world.observed().status.conditions}) == 1
+
+
+def test_lost_pod_after_a_rollout_stays_complete_in_any_words() -> None:
+    """Whether a rollout is over was read back from the sentence of Progressing: other words began it again."""
+    world = World(manifest())
+    world.serve()
+    revision = world.observed().status.revision
+    assert revision is not None
+    assert revision.phase == "Proven"
+    for condition in world.services["chat"]["status"]["conditions"]:
+        condition["message"] = "The words of another release."
+    (pod,) = world.pods.values()
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.deployment()["status"] |= {"readyReplicas": 0, "availableReplicas": 0}
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    assert world.reason(C.AVAILABLE).startswith("False/")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.pod_states import Pods
+from outrider_operator.decide.verdict import Verdict, false, true
+from outrider_operator.decide.world import World
 
 
 def available(pods: Pods, replicas: int) -> Verdict:
@@ -20,19 +21,19 @@ def available(pods: Pods, replicas: int) -> Verdict:
     )
 
 
-def endpoint_ready(pods: Pods, replicas: int, *, is_reachable: bool, canaries: int = 0) -> Verdict:
-    """True while at least one pod can answer. is_reachable: a Kubernetes Service selects the pods. canaries: ready pods
-    of a draft canary, which answer as the others do."""
+def endpoint_ready(world: World, replicas: int) -> Verdict:
+    """True while at least one pod can answer. A pod of a draft canary answers as the others do."""
+    pods, canaries = world.pods, world.canary_pods
     if replicas == 0:
         return false(ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
-    if (pods.ready or canaries) and not is_reachable:
+    if (pods.ready or canaries.ready) and not world.children.are_reachable:
         return false(
             ConditionReason.NO_READY_ENDPOINT,
             "Pods are ready, but no Service of Outrider's leads to them; see SpecValid.",
         )
     if pods.ready:
         return true(ConditionReason.ENDPOINT_READY, "At least one pod answers.")
-    if canaries:
+    if canaries.ready:
         return true(ConditionReason.ENDPOINT_READY, f"A canary pod answers. {_sentence('No other pod is ready', pods)}")
     return false(_reason(pods, ConditionReason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
 

@@ -8,9 +8,9 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason
 
 from outrider_operator.cluster_model import INFERENCE_POOL, KUBERNETES_SERVICE, ApiRefusal, KindAccess, picker_name
-from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.ownership import Children, Ownership, controller_name
+from outrider_operator.decide.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.workloads.inference_pool import inference_pool
 from outrider_operator.validation.reading import cut
 

@@ -1,18 +1,18 @@
-"""Condition SpecValid: may the spec be applied? This covers the rules that the CRD cannot check."""
+"""Rules of a spec that the CRD cannot check: may it be applied?"""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import ApiRefusal, Object, OperatorSettings
-from outrider_operator.decide.conditions.verdict import Verdict, false, true
+from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.decide.ownership import Children, controller_name
 from outrider_operator.decide.pod_spec.patch import patch_problems, writable_host_mount
+from outrider_operator.decide.verdict import Verdict, false
 from outrider_operator.validation.reading import cut
 
 
@@ -35,35 +35,6 @@ def spec_problem(
         or _prometheus(spec, settings)
         or _conflict(children, names)
     )
-
-
-def accepted(rewritten: Iterable[ApiRefusal], replica_rivals: Sequence[str]) -> Verdict:
-    """Verdict on a spec that is applied. It names the first object that admission changed, and writers that undo each
-    other's `spec.replicas`: both are easy to miss."""
-    first = next(iter(rewritten), None)
-    what = (
-        f" {first.kind} {first.name} is changed by the cluster after Outrider sends it: {first.message}."
-        if first
-        else ""
-    )
-    why = " An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
-    contest = (
-        f" {' and '.join(replica_rivals)} set spec.replicas in turn, so pods come and go: leave it to one."
-        if replica_rivals
-        else ""
-    )
-    return true(ConditionReason.ACCEPTED, cut(f"The spec is accepted.{contest}{what}{why if first else ''}", 2048))
-
-
-def child_rejected(refusals: Iterable[ApiRefusal]) -> Verdict | None:
-    """Verdict on a spec of which the API server refuses a child: the first of `refusals`, if any."""
-    first = next(iter(refusals), None)
-    if first is None:
-        return None
-    sentence = (
-        f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
-    )
-    return false(ConditionReason.CHILD_REJECTED, cut(f"{sentence}, or what forbids it; it is tried again.", 2048))
 
 
 def _pod_template(spec: SpeculativeServiceSpec) -> Verdict | None:

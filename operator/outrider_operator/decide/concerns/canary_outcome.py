@@ -1,0 +1,22 @@
+"""The concern of the draft canary: its objects, and status.rollout."""
+
+from __future__ import annotations
+
+from outrider_operator.decide.canary.canary_objects import canary_children
+from outrider_operator.decide.conditions.canary import canary_status
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.world import World
+
+
+def draft_canary(world: World, intent: Intent) -> Outcome:
+    """Objects and status of the canary. A refused spec changes no object of it."""
+    canary = intent.canary
+    objects = canary_children(world.children, intent.desired, canary) if intent.problem is None else Outcome()
+    status = canary_status(world.observed.status.rollout, canary, world.observed.generation)
+    return Outcome(
+        objects=objects.objects,
+        unwanted=objects.unwanted,
+        status={"rollout": status},
+        wake_after_s=canary.next_look_s,
+    )

@@ -1,0 +1,19 @@
+"""The concern of downloads: the Job that downloads models into a claim, and status.prefetch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider_operator.decide.conditions.downloads import prefetch_status
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.model_download import plan_prefetch
+from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.world import World
+
+
+def download(world: World, intent: Intent) -> Outcome:
+    """Job and status of the download. Nothing is downloaded for a refused spec."""
+    job = Outcome()
+    if intent.problem is None:
+        job = plan_prefetch(world.observed, world.settings, intent.desired, intent.prefetch)
+    return replace(job, status={"prefetch": prefetch_status(intent.prefetch)})

@@ -1,0 +1,50 @@
+"""The concern of profiles: measuring Jobs, stored profiles, condition ProfilesReady, status.profiles."""
+
+from __future__ import annotations
+
+from outrider_crds.status import ConditionType
+
+from outrider_operator.cluster_model import PREFETCH, SERVING
+from outrider_operator.decide.conditions.profile_conditions import ProfileInputs, profile_statuses, profiles_ready
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.outcome import Outcome, earliest_s, merge
+from outrider_operator.decide.pod_states import LOOK_AGAIN_S
+from outrider_operator.decide.pod_troubles import is_being_created
+from outrider_operator.decide.profiling.jobs import plan_jobs
+from outrider_operator.decide.profiling.product_profiles import stale_in_s
+from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
+from outrider_operator.decide.profiling.shared_profiles import plan_shared_profiles
+from outrider_operator.decide.workloads.serving_deployment import pods_are_placed
+from outrider_operator.decide.world import World
+
+
+def profile(world: World, intent: Intent) -> Outcome:
+    """Profiles and their Jobs. Nothing is measured or deleted for a refused spec."""
+    refused = (refusal for refusal in world.observed.refusals if not refusal.is_stored)
+    refusals = tuple(refusal for refusal in refused if refusal.component not in (SERVING, PREFETCH))
+    inputs = ProfileInputs(intent.desired, world.pods, world.states, world.observed.warnings, refusals)
+    report = Outcome(
+        conditions={ConditionType.PROFILES_READY: profiles_ready(inputs, intent.profiles)},
+        status={"profiles": profile_statuses(inputs, intent.profiles)},
+        wake_after_s=_next_look_s(world, intent),
+    )
+    return merge([report, _writes(world, intent)]) if intent.problem is None else report
+
+
+def _writes(world: World, intent: Intent) -> Outcome:
+    view, desired, profiles = intent.view, intent.desired, intent.profiles
+    maps = plan_profile_maps(view, desired, profiles)
+    shared = plan_shared_profiles(view, world.settings, desired, profiles)
+    # A Job that measures would download the models as well.
+    is_next = pods_are_placed(world.children, desired) and not (intent.prefetch is not None and intent.prefetch.holds)
+    jobs = plan_jobs(view, world.settings, desired, profiles, pods_are_placed=is_next)
+    ended = Outcome(stored=frozenset(job.name for job in jobs.delete))
+    return merge([maps, shared, jobs, ended])
+
+
+def _next_look_s(world: World, intent: Intent) -> float | None:
+    """Seconds until a profile is too old, or until the next look at a Job whose progress no watch delivers."""
+    aging = (stale_in_s(intent.desired, profile.keys, profile.store, world.at) for profile in intent.profiles)
+    is_polling = any(profile.job_is_active and profile.pod is None for profile in intent.profiles)
+    is_polling = is_polling or any(is_being_created(pod) for pod in world.observed.job_pods)
+    return earliest_s((*aging, LOOK_AGAIN_S if is_polling else None))

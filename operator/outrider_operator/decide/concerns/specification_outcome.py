@@ -1,0 +1,55 @@
+"""The concern of the spec itself: condition SpecValid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outrider_crds.status import ConditionReason, ConditionType
+
+from outrider_operator.cluster_model import INFERENCE_POOL, SERVING, ApiRefusal, Observed
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.verdict import Verdict, false, true
+from outrider_operator.decide.world import World
+from outrider_operator.validation.reading import cut
+
+
+def specification(world: World, intent: Intent) -> Outcome:
+    """Condition SpecValid."""
+    return Outcome(conditions={ConditionType.SPEC_VALID: refused(world, intent) or _accepted(world.observed)})
+
+
+def refused(world: World, intent: Intent) -> Verdict | None:
+    """Why the spec must not be applied, or why the API server refuses a child of it; None if neither is so."""
+    refusals = (refusal for refusal in world.observed.refusals if refusal.component == SERVING)
+    return intent.problem or _child_rejected(
+        refusal for refusal in refusals if not refusal.is_stored and refusal.kind != INFERENCE_POOL
+    )
+
+
+def _accepted(observed: Observed) -> Verdict:
+    """Verdict on a spec that is applied. It names the first object that admission changed, and writers that undo each
+    other's `spec.replicas`: both are easy to miss."""
+    rewritten = next((refusal for refusal in observed.refusals if refusal.is_stored), None)
+    rivals = " and ".join(observed.replica_rivals)
+    sentences = ["The spec is accepted."]
+    if rivals:
+        sentences.append(f"{rivals} set spec.replicas in turn, so pods come and go: leave it to one.")
+    if rewritten is not None:
+        what = f"{rewritten.kind} {rewritten.name} is changed by the cluster after Outrider sends it"
+        sentences.append(
+            f"{what}: {rewritten.message}. "
+            "An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
+        )
+    return true(ConditionReason.ACCEPTED, cut(" ".join(sentences), 2048))
+
+
+def _child_rejected(refusals: Iterable[ApiRefusal]) -> Verdict | None:
+    """Verdict on a spec of which the API server refuses a child: the first of `refusals`, if any."""
+    first = next(iter(refusals), None)
+    if first is None:
+        return None
+    sentence = (
+        f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
+    )
+    return false(ConditionReason.CHILD_REJECTED, cut(f"{sentence}, or what forbids it; it is tried again.", 2048))

@@ -1,0 +1,128 @@
+"""The intent for a service: what should run, what holds it back, and what is known of its profiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider_crds.profile import REPROFILE_ANNOTATION
+from outrider_crds.rollout_settings import RolloutStrategy
+from outrider_crds.spec import SpeculativeServiceSpec
+
+from outrider_operator.cluster_model import (
+    CONFIG_MAP,
+    NETWORK_POLICY,
+    SERVICE_ACCOUNT,
+    canary_names,
+    child_names,
+    groups_names,
+    revision_map_name,
+)
+from outrider_operator.decide.canary.draft_canary import CanaryRollout, canary_rollout
+from outrider_operator.decide.desired_state import DesiredState, keep_current
+from outrider_operator.decide.model_download import Prefetch, prefetch_of
+from outrider_operator.decide.profiling.known_profiles import Sources
+from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, product_profiles
+from outrider_operator.decide.specification import spec_problem, unreadable_spec
+from outrider_operator.decide.verdict import Verdict
+from outrider_operator.decide.workloads.children import rollout_refusal
+from outrider_operator.decide.workloads.pod_groups import no_groups, no_names
+from outrider_operator.decide.workloads.services import network_policy_name
+from outrider_operator.decide.world import World
+from outrider_operator.validation.reading import annotation
+
+
+@dataclass(frozen=True)
+class Intent:
+    desired: DesiredState
+    problem: Verdict | None
+    """Why the spec must not be applied. The pods serve on, at its scale."""
+    prefetch: Prefetch | None
+    canary: CanaryRollout
+    view: ProfilingView
+    profiles: list[ProductProfile]
+    names: list[tuple[str, str]]
+    """(kind, name) of the objects that the spec needs."""
+
+    @property
+    def spec(self) -> SpeculativeServiceSpec:
+        return self.desired.spec
+
+    @property
+    def scales(self) -> bool:
+        """May replicas and hot config be written? Those of a refused spec may, if a revision runs."""
+        return self.problem is None or self.desired.running is not None
+
+
+def intent_of(world: World, desired: DesiredState, sources: Sources) -> Intent:
+    """The intent for `desired`, whose revision may have to wait for its models or for a canary's verdict."""
+    children, observed = world.children, world.observed
+    if rollout_refusal(children, desired, observed.refusals):
+        desired = keep_current(desired, children)
+    names = _names(world, desired)
+    problem = _problem(world, desired.spec, names)
+    prefetch = prefetch_of(observed, children, desired)
+    is_blocked = problem is not None or (prefetch is not None and prefetch.holds)
+    if is_blocked:
+        desired = keep_current(desired, children)  # the pods serve on, and the status reports them
+    canary = canary_rollout(
+        observed,
+        world.settings,
+        children,
+        desired,
+        world.canary_pods,
+        world.pods,
+        world.proven,
+        is_blocked=is_blocked,
+    )
+    desired = _with_canary(world, desired, canary)
+    view = _profiling_view(world, sources)
+    return Intent(desired, problem, prefetch, canary, view, product_profiles(view, desired), names)
+
+
+def _problem(world: World, spec: SpeculativeServiceSpec, names: list[tuple[str, str]]) -> Verdict | None:
+    if world.unreadable_reason:
+        problem: Verdict | None = unreadable_spec(world.unreadable_reason)
+    else:
+        problem = spec_problem(spec, world.settings, world.children, names)
+    return problem or no_groups(spec, world.observed.groups_access) or no_names(spec, world.children)
+
+
+def _with_canary(world: World, desired: DesiredState, canary: CanaryRollout) -> DesiredState:
+    """Hold the spec's revision back while `canary` measures it, and give up the pods that the canary needs.
+
+    A rollout whose revision never had a ready pod returns to the revision that the candidate is measured against.
+    """
+    if canary.holds:
+        desired = keep_current(desired, world.children)
+    if canary.holds and desired.is_waiting and canary.stable is not None:
+        desired = replace(desired, running=canary.stable)
+    return replace(desired, surrendered=canary.surrendered, unready_canaries=canary.unready_pods)
+
+
+def _names(world: World, desired: DesiredState) -> list[tuple[str, str]]:
+    service = world.children.owner.name
+    policy = [(NETWORK_POLICY, network_policy_name(service))] if world.settings.admin_port_peers else []
+    is_canary = desired.spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY
+    named_account = {"serviceAccountName", "serviceAccount"} & set(desired.spec.pod_template.others)
+    return [
+        *(key for key in child_names(service) if not (named_account and key[0] == SERVICE_ACCOUNT)),
+        (CONFIG_MAP, revision_map_name(service, desired.spec_revision.name)),
+        *policy,
+        *(canary_names(service) if is_canary else ()),
+        *(groups_names(service, has_policy=bool(policy)) if desired.spec.engine.nodes > 1 else ()),
+    ]
+
+
+def _profiling_view(world: World, sources: Sources) -> ProfilingView:
+    observed = world.observed
+    return ProfilingView(
+        owner=observed.identity,
+        at=observed.at,
+        pods=world.pods,
+        nodes=observed.nodes,
+        jobs=observed.jobs,
+        job_pods=observed.job_pods,
+        sources=sources,
+        measured_elsewhere=observed.measured_elsewhere,
+        reprofile=annotation(observed.service, REPROFILE_ANNOTATION),
+    )
