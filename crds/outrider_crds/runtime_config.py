@@ -18,7 +18,7 @@ from outrider_crds.contract import Contract
 from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.lora_adapters import AdapterSpec, AdapterVolume
 from outrider_crds.model_sources import ModelRef, ModelSource
-from outrider_crds.profile import ProfileKeys, profile_keys
+from outrider_crds.profile_keys import ProfileKeys, profile_keys
 from outrider_crds.spec import (
     MOST_PRODUCTS,
     Accelerator,

@@ -14,14 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from outrider_crds.profile import (
-    REPROFILE_ANNOTATION,
-    TARGET_FILE,
-    DrafterProfile,
-    ProfileKeys,
-    ProfilingFailure,
-    TargetProfile,
-)
+from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE, DrafterProfile, ProfilingFailure, TargetProfile
+from outrider_crds.profile_keys import ProfileKeys
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 

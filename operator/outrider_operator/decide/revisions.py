@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_crds.base import digest
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import CONFIG_KEY, BootConfig, boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError

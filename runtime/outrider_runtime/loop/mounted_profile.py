@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from outrider_crds import profile as api
 from outrider_crds.contract import Contract
-from outrider_crds.profile import TARGET_FILE, DrafterProfile, ProfileKeys, TargetProfile
+from outrider_crds.profile import TARGET_FILE, DrafterProfile, TargetProfile
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.runtime_state import ProfileSource, ProfileState
 from pydantic import ValidationError

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider_crds.counters import StepCounters
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
 from outrider_crds.runtime_state import ProfileState, RuntimeState
 from pydantic import ValidationError

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from outrider_crds import profile as api
-from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
+from outrider_crds.profile import DrafterProfile, ProfilingResult, TargetProfile
+from outrider_crds.profile_keys import ProfileKeys
 
 from outrider_runtime.control import settings
 from outrider_runtime.control.plans import ExecutionMode

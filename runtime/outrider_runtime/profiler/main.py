@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from outrider_crds.base import seconds
-from outrider_crds.profile import ProfileKeys, ProfilingResult
+from outrider_crds.profile import ProfilingResult
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import BootConfig
 from pydantic import ValidationError
 

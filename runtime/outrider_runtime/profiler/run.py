@@ -11,7 +11,8 @@ from functools import partial
 
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod, PromptLookup, SparseSelf
 from outrider_crds.long_contexts import SelfDraft, self_draft
-from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
+from outrider_crds.profile import DrafterProfile, ProfilingFailure, ProfilingResult, TargetProfile
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
 from outrider_crds.spec import Backend, DraftPrefillMode, SpeculationMode
 

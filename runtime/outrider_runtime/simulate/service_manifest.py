@@ -9,7 +9,7 @@ from pathlib import Path
 from outrider_crds.base import seconds
 from outrider_crds.draft_pool import DrafterSpec as PoolEntry
 from outrider_crds.draft_pool import DraftMethod
-from outrider_crds.profile import normalised_arguments
+from outrider_crds.profile_keys import normalised_arguments
 from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, SLOClass

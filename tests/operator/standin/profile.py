@@ -14,12 +14,12 @@ from pathlib import Path
 from outrider_crds.profile import (
     DrafterProfile,
     ProfileExecutionMode,
-    ProfileKeys,
     ProfileStepCost,
     ProfilingFailure,
     ProfilingResult,
     TargetProfile,
 )
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import BootConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.profile import profile_keys
+from outrider_crds.profile_keys import profile_keys
 from outrider_crds.spec import SpeculativeServiceSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider_crds.engine_rules import RESERVED_ENV, RESERVED_ENV_PREFIX
 from outrider_crds.manifest import ManifestError, load_manifest
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_operator.decide.pod_spec.container import environment
 from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
 

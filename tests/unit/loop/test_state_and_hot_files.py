@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileKeys, ProfileStepCost, TargetProfile
+from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.runtime_state import ProfileSource, RuntimeState
 from outrider_crds.spec import SpeculationMode

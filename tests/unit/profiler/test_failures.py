@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod, NeuralDraft
 from outrider_crds.model_sources import ModelRef
-from outrider_crds.profile import ProfilingResult, profile_keys
+from outrider_crds.profile import ProfilingResult
+from outrider_crds.profile_keys import profile_keys
 from outrider_crds.runtime_config import boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_runtime.paths import Paths

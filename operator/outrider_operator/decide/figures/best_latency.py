@@ -16,35 +16,25 @@ def best_tpot_s(
     """Seconds per token of a single request at the best drafter and draft length `k`, including `k = 0`.
 
     It is the minimum of `T_step(k) / l(alpha, k)` (TurboSpec eq. 2 to 4). `drafters` and `acceptance` are keyed by
-    name. A drafter without a measured acceptance rate counts as always accepted, so that the result is a lower bound.
+    name. Contexts are empty and a drafter without a measured acceptance rate counts as always accepted, so that the
+    result is a lower bound.
     """
     cost = target.costs.get(ProfileExecutionMode.UNIFORM) or next(iter(target.costs.values()), ProfileStepCost())
-    best = step_s(cost, batched=1)
+    best = cost.without_context_s(1, 1)
     for name, drafter in drafters.items():
         alpha = acceptance.get(name, 1.0)
         for k in range(1, max_draft_tokens + 1):
-            total = draft_s(drafter, k) + step_s(cost, batched=k + 1)
+            total = draft_s(drafter, k) + cost.without_context_s(1, k + 1)
             best = min(best, total / accepted_length(alpha, k))
     return best
-
-
-def step_s(cost: ProfileStepCost, batched: int) -> float:
-    """Seconds of a forward pass of one request with an empty context, which is a lower bound."""
-    above_knee = max(0.0, batched - cost.knee_tokens)
-    return (
-        (cost.per_batched_token_s + cost.per_logits_token_s) * batched
-        + cost.per_batched_token_above_knee_s * above_knee
-        + cost.per_request_s
-        + cost.constant_s
-    )
 
 
 def draft_s(drafter: DrafterProfile, k: int) -> float:
     """Seconds to propose `k` tokens. The first pass covers the target's tokens, each further pass one token."""
     if not drafter.autoregressive:
-        return step_s(drafter.cost, batched=1)
-    first_s = step_s(drafter.cost, batched=k + 1) + step_s(drafter.first_pass, batched=k + 1)
-    return first_s + (k - 1) * step_s(drafter.cost, batched=1)
+        return drafter.cost.without_context_s(1, 1)
+    first_s = drafter.cost.without_context_s(1, k + 1) + drafter.first_pass.without_context_s(1, k + 1)
+    return first_s + (k - 1) * drafter.cost.without_context_s(1, 1)
 
 
 def accepted_length(alpha: float, k: int) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from outrider_crds.base import seconds
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.rollout_settings import Rollout
 from outrider_crds.runtime_config import (
     ADMIN_PORT,

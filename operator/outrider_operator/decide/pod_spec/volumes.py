@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider_crds.model_sources import CABundle, ModelSource
 from outrider_crds.pod_rules import OUR_VOLUMES
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import (
     ADAPTERS_MOUNT,
     BOOT_FILE,

@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider_crds.profile import (
-    DrafterProfile,
-    ProfileKeys,
-    TargetProfile,
-    drafter_key,
-    has_same_meaning_everywhere,
-    settings_key,
-    target_key,
-)
+from outrider_crds.profile import DrafterProfile, TargetProfile
+from outrider_crds.profile_keys import ProfileKeys, drafter_key, has_same_meaning_everywhere, settings_key, target_key
 
 from outrider_operator.cluster_model import OperatorSettings
 from outrider_operator.decide.desired_state import DesiredState

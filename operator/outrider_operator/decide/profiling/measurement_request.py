@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
-from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys
+from outrider_crds.profile import REPROFILE_ANNOTATION
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic_core import from_json
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from outrider_crds.base import digest, seconds
-from outrider_crds.profile import ProfileKeys, has_same_meaning_everywhere
+from outrider_crds.profile_keys import ProfileKeys, has_same_meaning_everywhere
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 
 from outrider_operator.cluster_model import Node, Object, ServiceIdentity

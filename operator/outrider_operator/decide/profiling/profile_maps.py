@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys, settings_key
+from outrider_crds.profile import REPROFILE_ANNOTATION
+from outrider_crds.profile_keys import ProfileKeys, settings_key
 
 from outrider_operator.cluster_model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Object, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_crds.profile import (
+from outrider_crds.profile_keys import (
     ProfileKeys,
     has_same_meaning_everywhere,
     is_drafter_the_same_everywhere,

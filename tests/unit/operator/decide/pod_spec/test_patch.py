@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.manifest import load_manifest
 from outrider_crds.pod_template import PodTemplate
-from outrider_crds.profile import profile_keys
+from outrider_crds.profile_keys import profile_keys
 from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import DEPLOYMENT, Node, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.pod_spec.patch import merged, patch_problems

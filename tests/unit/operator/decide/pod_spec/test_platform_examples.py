@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.manifest import load_manifest
-from outrider_crds.profile import profile_keys
+from outrider_crds.profile_keys import profile_keys
 from outrider_operator.cluster_model import Node, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.pod_spec.placement import is_room_among
 from outrider_operator.decide.pod_spec.template import pod_template

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide.profile_store import Store, read_store
