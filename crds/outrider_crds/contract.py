@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError, field_validator
+from pydantic_core import PydanticCustomError, from_json, to_json
 
 from outrider_crds.base import Model
+
+_MOST_UNKNOWN = 64
+"""Values that are left out of one document, at most."""
 
 
 class Contract(Model):
@@ -25,6 +28,20 @@ class Contract(Model):
         """The document in JSON `text` without unknown fields. Raises pydantic's ValidationError."""
         return cls.model_validate_json(text, extra="ignore")
 
+    @classmethod
+    def read_known(cls, text: str | bytes) -> Self:
+        """The document without the fields, and without the items of lists, that have a value which this release does
+        not know. Raises pydantic's ValidationError if it is not legible without them."""
+        document, problems = from_json(text), 0
+        while True:
+            try:
+                return cls.read(to_json(document))
+            except ValidationError as error:
+                problems += 1
+                place = error.errors(include_url=False, include_context=False)[0]["loc"]
+                if problems > _MOST_UNKNOWN or place == ("schemaVersion",) or not _is_left_out(document, place):
+                    raise
+
     @field_validator("schema_version")
     @classmethod
     def _readable(cls, version: int) -> int:
@@ -35,3 +52,16 @@ class Contract(Model):
                 "schema_version", "is {version}, and this release reads 1 to {newest}: upgrade the reading side", known
             )
         return version
+
+
+def _is_left_out(document: Any, place: tuple[int | str, ...]) -> bool:
+    """Remove the item of the first list on the way to `place`, else the value at `place`."""
+    for depth, key in enumerate(place, start=1):
+        there = isinstance(document, list) and isinstance(key, int) and key < len(document)
+        if not (there or (isinstance(document, dict) and key in document)):
+            return False
+        if there or depth == len(place):
+            del document[key]
+            return True
+        document = document[key]
+    return False

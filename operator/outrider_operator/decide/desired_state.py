@@ -11,6 +11,7 @@ from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.profile_store import Profiles
+from outrider_operator.decide.readable_spec import stored_hot, with_unknown_drafters
 from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
 from outrider_operator.decide.rollout_gate import Gate, gate_of
 from outrider_operator.decide.runtime_image import RuntimeImages, runtime_images
@@ -78,13 +79,16 @@ def desired_state(world: World, spec: SpeculativeServiceSpec) -> DesiredState:
     current = current_revision(children, stored) if world.unreadable_reason else None
     image = spec.pod_template.image or images.pinned
     spec_revision = current or wanted_revision(children, stored, world.settings, spec, image, world.proven)
+    hot = hot_config(spec, _boot_pools((spec_revision, *stored), {spec_revision.name, *gate.serving}))
+    if current is not None:
+        hot = with_unknown_drafters(hot, world.observed.service.get("spec") or {}, current, stored_hot(children))
     desired = DesiredState(
         spec=spec,
         images=images,
         stored=stored,
         spec_revision=spec_revision,
         running=spec_revision,
-        hot=hot_config(spec, _boot_pools((spec_revision, *stored), {spec_revision.name, *gate.serving})),
+        hot=hot,
         gate=gate,
         ready_revision=world.ready_revision,
     )

@@ -15,26 +15,62 @@ from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.revisions import Revision
 from outrider_operator.validation.reading import items, text
 
-_NEEDED = {"replicas", "paused", "speculation", "sloClasses", "defaultSLOClass"}
-"""Fields that must be readable: a default in their place would change what pods do."""
+_NEEDED = ("replicas", "paused", "speculation", "sloClasses", "defaultSLOClass")
+"""Fields that must be readable, or in force already: a default in their place would change what pods do."""
 
 
 def readable_spec(spec: Object, running: Revision, hot: HotConfig | None) -> SpeculativeServiceSpec | None:
     """Combine the fields of `spec` that make no revision with the pool, hardware and engine of `running`.
 
-    None if one of these fields cannot be read, or is missing in the trimmed copy of a large spec.
-    hot: the config that the pods of `running` mount.
+    A value that cannot be read stays as it is in force. None if one of these fields has none, or if the trimmed copy of
+    a large spec lacks it. hot: the config that the pods of `running` mount.
     """
     if "replicas" not in spec:
         return None
-    boot = running.boot.wire()
-    kept = {name: boot[name] for name in ("target", "accelerator", "engine")}
-    kept["draftPool"] = _pool(boot.get("draftPool", []), spec, hot)
-    small = {name: spec[name] for name in PODLESS_FIELDS if name in spec}
-    parsed = _parsed({**kept, **small}) or _parsed({**kept, **{k: v for k, v in small.items() if k in _NEEDED}})
-    if parsed is None or any(_field(sentence) in _NEEDED for sentence in violations(parsed, "spec")):
-        return None
-    return parsed
+    boot, in_force = running.boot.wire(), _in_force(hot)
+    fields = {name: boot[name] for name in ("target", "accelerator", "engine")}
+    fields["draftPool"] = _pool(boot.get("draftPool", []), spec, hot)
+    for name in (name for name in PODLESS_FIELDS if name in spec):
+        if _fits({**fields, name: spec[name]}, name):
+            fields[name] = spec[name]
+        elif name in in_force:
+            fields[name] = _readable_parts(fields, name, spec[name], in_force[name])
+        elif name in _NEEDED:
+            return None
+    return _parsed(fields)
+
+
+def with_unknown_drafters(hot: HotConfig, spec: Object, running: Revision, mounted: HotConfig | None) -> HotConfig:
+    """`hot`, plus pauses of drafters that pods of `running` may host and that this release does not know."""
+    known = {drafter.name for drafter in running.boot.draft_pool}
+    written = {text(drafter, "name"): drafter for drafter in items(spec, "draftPool")}
+    paused = (mounted.paused_drafters or []) if mounted is not None else []
+    unknown = [name for name in dict.fromkeys([*written, *paused]) if name not in known]
+    both = [*(hot.paused_drafters or []), *(name for name in unknown if _is_paused(name, written, paused))]
+    return hot.model_copy(update={"paused_drafters": both or None})
+
+
+def _in_force(hot: HotConfig | None) -> dict[str, Any]:
+    """Fields of a spec, as pods have them."""
+    if hot is None:
+        return {}
+    wire = hot.wire()
+    speculation = {name: wire[name] for name in ("mode", "draftPrefill", "maxDraftTokens") if name in wire}
+    classes = {"sloClasses": wire.get("sloClasses", []), "defaultSLOClass": wire.get("defaultSLOClass")}
+    return {"speculation": speculation, **classes}
+
+
+def _readable_parts(fields: dict[str, Any], name: str, value: Any, in_force: Any) -> Any:
+    """What is in force, with the parts of `value` that can be read: `mode: "Off"` counts beside an unknown field."""
+    for key, part in value.items() if isinstance(value, dict) and isinstance(in_force, dict) else ():
+        both = {**in_force, key: part}
+        in_force = both if _fits({**fields, name: both}, name) else in_force
+    return in_force
+
+
+def _fits(fields: dict[str, Any], name: str) -> bool:
+    parsed = _parsed(fields)
+    return parsed is not None and all(_field(sentence) != name for sentence in violations(parsed, "spec"))
 
 
 def stored_hot(children: Children) -> HotConfig | None:

@@ -438,7 +438,7 @@ def _read(document: Object) -> Revision | None:
 def _parsed(document: Object) -> Revision | None:
     name, inputs = label(document, REVISION_LABEL), label(document, INPUTS_LABEL)
     try:
-        boot = BootConfig.read(text(document, "data", CONFIG_KEY))
+        boot = BootConfig.read_known(text(document, "data", CONFIG_KEY))
         template = from_json(text(document, "data", TEMPLATE_KEY))
     except (ValidationError, ValueError):
         return None

@@ -127,3 +127,16 @@ def _types(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     items = value.items() if isinstance(value, dict) else (("[]", item) for item in value) if kind == "list" else ()
     for key, item in items:
         yield from _types(item, f"{path}.{key}")
+
+
+def test_unknown_values_are_left_out_of_a_boot_config() -> None:
+    """A method that was dropped, or that a later release brought, made the whole revision illegible."""
+    document = FROZEN["boot-config"]
+    pool = [*document["draftPool"], {**document["draftPool"][0], "name": "later", "method": "OfALaterRelease"}]
+    later = {**document, "draftPool": pool, "engine": {**document["engine"], "backend": "OfALaterRelease"}}
+    read = BootConfig.read_known(json.dumps(later))
+    assert [drafter.name for drafter in read.draft_pool] == [drafter["name"] for drafter in document["draftPool"]]
+    with pytest.raises(ValidationError, match="target"):
+        BootConfig.read_known(json.dumps({**document, "target": 3}))
+    with pytest.raises(ValidationError, match="upgrade the reading side"):
+        BootConfig.read_known(json.dumps({**document, "schemaVersion": 99}))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import TOO_LARGE
+from outrider_operator.decide.revisions import CONTENTS_ANNOTATION, _fingerprint
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, settings_with
 
@@ -262,6 +263,46 @@ def test_an_unreadable_kill_switch_is_not_replaced_by_a_default(unreadable: dict
     world.settle()
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert world.objects["ConfigMap", "chat-hot"]["data"] == hot
+    assert world.deployment()["spec"]["replicas"] == 5
+
+
+def test_kill_switch_counts_beside_an_unknown_value() -> None:
+    world = World(manifest(speculation={"mode": "ClosedLoop"}))
+    world.serve()
+    world.patch(replicas=1, speculation={"mode": "Off", "draftPrefill": "OfALaterRelease"})
+    world.settle()
+    assert json.loads(world.objects["ConfigMap", "chat-hot"]["data"]["config.json"])["mode"] == "Off"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_unknown_method_in_the_running_revision_freezes_nothing(paused: bool) -> None:
+    """An operator that was rolled back left replicas, mode Off and SLO classes as they were."""
+    world = World(manifest(draftPool=[PLD, EAGLE]))
+    world.serve()
+    if paused:
+        world.patch(draftPool=[PLD, {**EAGLE, "paused": True}])
+        world.settle()
+    revision = world.revision()
+    let_a_later_release_have_made(world, revision)
+    template = world.deployment()["spec"]["template"]
+    world.patch(draftPool=[PLD, {**EAGLE, "method": "OfALaterRelease", "paused": paused}], **SMALL_CHANGE)
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert world.deployment()["spec"]["replicas"] == 5
+    assert world.deployment()["spec"]["template"] == template
+    hot = json.loads(world.objects["ConfigMap", "chat-hot"]["data"]["config.json"])
+    assert (hot["mode"], hot["sloClasses"][0]["tpot"]) == ("Off", "70ms")
+    assert hot.get("pausedDrafters") == (["eagle"] if paused else None)
+
+
+def let_a_later_release_have_made(world: World, revision: str) -> None:
+    """The running revision, with a method of its drafter `eagle` that is not known here."""
+    data = world.objects["ConfigMap", f"chat-{revision}"]["data"]
+    data["config.json"] = data["config.json"].replace('"Eagle"', '"OfALaterRelease"')
+    contents = _fingerprint(data)
+    documents = (world.deployment(), *world.replica_sets.values())
+    for document in documents:
+        document["metadata"]["annotations"][CONTENTS_ANNOTATION] = contents
 
 
 def _hot_pool(world: World) -> tuple[list[str] | None, list[str] | None]:
