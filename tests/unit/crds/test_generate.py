@@ -48,7 +48,7 @@ def test_every_method_is_named_where_kubectl_explains_the_methods() -> None:
 
 
 def test_every_rule_is_in_the_file() -> None:
-    """A rule of the table that the API server never sees would hold for `serve -f` only."""
+    """A rule on a model that the resource does not hold would never be checked."""
     rules = {r["rule"] for _, node in _nodes(_schema(), "") for r in node.get("x-kubernetes-validations", [])}
     assert rules == {rule.cel for rule in RULES}
 
