@@ -25,7 +25,7 @@ CALLS: list[tuple[type | str, str]] = [
     (Stepper, "verify"), (Stepper, "draft"), (Stepper, "on_draft_reports"), (Stepper, "on_output"), (Stepper, "leaves"),
     (RequestTable, "arrived"), (RequestTable, "running"), (RequestTable, "deliver"),
     (DraftCaches, "missing"), (DraftCaches, "allocated"),
-    (SCHEDULER, "scored_counts"), (SCHEDULER, "sampled_counts"), (SCHEDULER, "deliveries"), (SCHEDULER, "view"),
+    (SCHEDULER, "chain_counts"), (SCHEDULER, "deliveries"), (SCHEDULER, "view"),
 ]  # fmt: skip
 
 

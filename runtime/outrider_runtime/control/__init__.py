@@ -8,6 +8,7 @@ Everything here is numpy arrays and numba: no engine, no I/O, no clock of its ow
     arm_plans        both decisions for two pools in one engine, and what a step costs each request (`arm_prices`)
 
     batch, plans     what passes between an engine and the core
+    pending_proposals  proposals that wait to be verified
     settings         what a controller is built from, and which of it is in force
     step_times       predicted seconds of a step
     observed_times   errors of the prediction, learned from each step

@@ -242,18 +242,39 @@ def chains(
     plan: the plan that these proposals come from. drafter_order: `plan.drafter_order` (R, N'), its columns rearranged
     to this step's N requests. confidence: (M,), request after request; None: not known.
     """
-    request, parent, of, depth, rank = _chains(lengths, drafter)
-    known = np.full(len(request), np.nan) if confidence is None else confidence
+    (request, parent, of, depth, rank), unknown = chain_nodes(lengths, drafter, np.zeros((len(lengths), 0)))
+    known = unknown if confidence is None else confidence
     return Forest(request, parent, of, depth, rank, known, drafter_order, plan.passes, plan.purpose)
 
 
 @compiled
-def _chains(lengths: Ints, drafter: Ints) -> Ints:
-    """(5, M): request, parent, drafter, depth and rank of each node."""
-    nodes = np.zeros((5, lengths.sum()), np.int64)
-    m = 0
+def chain_nodes(lengths: Ints, drafter: Ints, confidence: Floats) -> tuple[Ints, Floats]:
+    """(5, M): request, parent, drafter, depth and rank of each node; (M,): its confidence, NaN if it is not known.
+
+    lengths, drafter: (N,); without a drafter there are no nodes. confidence: (N, K), of the chains' tokens."""
+    count = 0
     for i in range(len(lengths)):
-        for depth in range(1, lengths[i] + 1):
-            nodes[0, m], nodes[1, m], nodes[2, m], nodes[3, m] = i, ROOT if depth == 1 else m - 1, drafter[i], depth
+        count += lengths[i] if drafter[i] != NO_DRAFTER else 0
+    nodes, said, m = np.zeros((5, count), np.int64), np.full(count, np.nan), 0
+    for i in range(len(lengths)):
+        for k in range(lengths[i] if drafter[i] != NO_DRAFTER else 0):
+            nodes[0, m], nodes[1, m], nodes[2, m], nodes[3, m] = i, ROOT if k == 0 else m - 1, drafter[i], k + 1
+            if k < confidence.shape[1]:
+                said[m] = confidence[i, k]
             m += 1
-    return nodes
+    return nodes, said
+
+
+@compiled
+def chain_verdicts(request: Ints, depth: Ints, scored: Ints, sampled: Ints) -> Bools:
+    """(3, M): fields `verified`, `accepted`, `tried` of `Outcome`.
+
+    scored, sampled: (N,), proposals of each request that the target scored, and tokens that it got, the bonus token
+    included."""
+    verdicts = np.zeros((3, len(request)), np.bool_)
+    for m in range(len(request)):
+        most, got = scored[request[m]], sampled[request[m]]
+        verdicts[0, m] = depth[m] <= most
+        verdicts[1, m] = depth[m] <= min(most, got - 1)
+        verdicts[2, m] = depth[m] <= min(most, got)
+    return verdicts

@@ -13,7 +13,8 @@ import numpy as np
 
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Waiting
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.plans import ExecutionMode, Outcome, chains
+from outrider_runtime.control.pending_proposals import no_proposals
+from outrider_runtime.control.plans import ExecutionMode, Outcome, chain_verdicts
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.control.step_times import DrafterCost, LatencyModel, Shape, StepCost
 
@@ -69,9 +70,15 @@ def _step(loop: Controller, step: int) -> None:
         if drafters
         else np.zeros(REQUESTS, np.int64)
     )
-    drafter_order = np.stack([first, np.full(REQUESTS, NO_DRAFTER)])
-    forest = chains(lengths, first, draft, drafter_order, np.zeros(int(lengths.sum())) if step % 2 else None)
+    proposals, confidence = no_proposals(REQUESTS, loop.settings.max_draft_tokens), np.zeros((REQUESTS, step % 2))
+    proposals.ask(
+        rows, dataclasses.replace(draft, drafter_order=np.stack([first, np.full_like(first, NO_DRAFTER)])), step
+    )
+    waiting = proposals.of(rows)
+    waiting.record(step, rows, lengths, first, confidence)
+    forest = waiting.forest(len(drafters))
     verify = loop.plan_verify(batch, forest)
+    chain_verdicts(forest.request, forest.depth, lengths, lengths + 1)
     loop.observe(
         Outcome(
             float(step) + 0.5, 0.0105, 0.01, np.full(len(drafters), 1e-5), ExecutionMode.VARLEN, REQUESTS, batch, draft,

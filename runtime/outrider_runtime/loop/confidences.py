@@ -40,7 +40,7 @@ Newton step diverges: a few accepted tokens of a lookup moved an intercept from 
 
 def confidences(quanta: npt.NDArray[np.int8]) -> Floats:
     """Decode int8 values to confidences; NaN: unknown."""
-    return np.where(quanta == UNKNOWN, np.nan, quanta / QUANTA_PER_UNIT)
+    return np.where(quanta == UNKNOWN, np.nan, quanta.astype(np.float64) / QUANTA_PER_UNIT)
 
 
 class Calibration(NamedTuple):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,13 +30,9 @@ class End(Enum):
     """The engine failed: the request counts for no SLO class."""
 
 
-class Delivery(NamedTuple):
-    """Tokens of one request that are sent to its user."""
-
-    name: str
-    tokens: int
-    end: End | None = None
-    """None: more will come."""
+Delivery = tuple[str, int, End | None]
+"""A request's name, its tokens that are sent to its user, and how its answer ends; None: more will come. A plain tuple,
+since each step makes one for every request."""
 
 
 @dataclass(slots=True)
@@ -51,12 +46,6 @@ class _Request:
     first_token_at: float = math.inf
     last_token_at: float = math.nan
     output_tokens: int = 0
-
-    def delivered(self, tokens: int, now_s: float) -> None:
-        if not self.output_tokens:
-            self.first_token_at = now_s
-        self.last_token_at = now_s
-        self.output_tokens += tokens
 
     def ended(self, now_s: float, *, aborted: bool) -> EndedRequest:
         last_at = self.last_token_at if self.output_tokens and not aborted else now_s
@@ -115,17 +104,17 @@ class RequestTable:
 
     def deliver(self, deliveries: Iterable[Delivery], now_s: float) -> int:
         """Note a step's tokens, and count the requests that end with them. Returns the number of tokens."""
-        delivered = 0
+        delivered, known = 0, self._known
         for name, tokens, end in deliveries:
             delivered += tokens
-            request = self._known.get(name)
+            request = known.get(name)
             if request is None:
                 continue
             if tokens:
-                request.delivered(tokens, now_s)
-                slot = self.slots.get(name)
-                if slot is not None:
-                    self._first_at[slot] = request.first_token_at
+                if not request.output_tokens:
+                    self._begin(name, request, now_s)
+                request.last_token_at = now_s
+                request.output_tokens += tokens
             if end is not None:
                 del self._known[name]
                 if end is not End.FAILED and request.output_tokens:
@@ -133,6 +122,13 @@ class RequestTable:
                 else:
                     self._arms.forget(name)
         return delivered
+
+    def _begin(self, name: str, request: _Request, now_s: float) -> None:
+        """Note the time of a request's first token."""
+        request.first_token_at = now_s
+        slot = self.slots.get(name)
+        if slot is not None:
+            self._first_at[slot] = now_s
 
     def aborted(self, name: str, now_s: float, *, has_stop_strings: bool) -> None:
         """Remove a request whose answer is not complete.

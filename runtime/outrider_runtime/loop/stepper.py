@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Ints, Waiting
+from outrider_runtime.control.pending_proposals import no_proposals
 from outrider_runtime.control.plans import Forest, Nodes, Purpose, VerifyPlan
 from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import ScheduledStep, step_rows
 from outrider_runtime.loop.draft_caches import DraftCaches, DrafterBlockIds
 from outrider_runtime.loop.orders import Order, carry_out
-from outrider_runtime.loop.pending_proposals import no_proposals
 from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.steps import ChainCounts, DraftingResult, FinishedStep, NodeVerdicts, Record, TargetResult
 
@@ -238,7 +238,7 @@ class Stepper:
         if not record.plan.draft_tokens or report.proposed is None or report.proposer is None:
             return
         lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
-        confidence = None if report.confidence is None else confidences(report.confidence)
+        confidence = np.zeros((len(lengths), 0)) if report.confidence is None else confidences(report.confidence)
         later = [step.proposals for step in self._records.values() if step.number > record.number]
         for proposals in (self._proposals, *later):
             proposals.record(record.number, record.step.slots, lengths, drafters, confidence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -11,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Forest, Outcome, Purpose, trials
+from outrider_runtime.control.pending_proposals import PendingProposals
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Forest, Outcome, Purpose, chain_verdicts
 from outrider_runtime.control.step_times import Shape
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import KVGap
-from outrider_runtime.loop.pending_proposals import PendingProposals
 
 
 class DraftingResult(Protocol):
@@ -51,25 +50,25 @@ class NodeVerdicts(NamedTuple):
 
 
 class ChainCounts(NamedTuple):
-    """Results of chains, as token counts by request."""
+    """Results of chains, as token counts. All columns (N,), in the step's order."""
 
-    sampled: Mapping[str, int]
-    """Tokens that the request got, bonus token included."""
-    scored: Mapping[str, int]
-    """Placeholders of the request that the target scored."""
-    trimmed: Mapping[str, int] | None = None
-    """Scheduled placeholders that the device left out of the step; None: no placeholder of any request."""
+    sampled: Ints
+    """Tokens that each request got, bonus token included."""
+    scored: Ints
+    """Placeholders of each request that the target scored; empty: none of any request."""
+    trimmed: Ints | None = None
+    """Scheduled placeholders that the device left out of the step; None: none of any request."""
 
-    def of(self, names: Sequence[str], forest: Forest) -> NodeVerdicts:
-        """Convert to verdicts of nodes. names: the forest's requests."""
-        if not self.scored:
+    def of(self, forest: Forest) -> NodeVerdicts:
+        """Convert to verdicts of nodes."""
+        if not len(self.scored):
             nothing = np.zeros(len(forest), bool)
             return NodeVerdicts(nothing, nothing, nothing)
-        scored = np.array([self.scored.get(name, 0) for name in names], np.int64)
-        kept = np.array([self.sampled.get(name, 1) - 1 for name in names], np.int64)
-        verified = forest.depth <= scored[forest.request]
-        accepted = forest.depth <= np.minimum(scored, kept)[forest.request]
-        return NodeVerdicts(verified, accepted, trials(forest, verified, accepted))
+        return NodeVerdicts(*chain_verdicts(forest.request, forest.depth, self.scored, self.sampled))
+
+
+NOTHING_SCORED = ChainCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+"""Counts of a step without placeholders."""
 
 
 class TargetResult(NamedTuple):
@@ -116,7 +115,7 @@ class Record:
             step_s = target_s = math.nan
         forest = self.proposals.forest(len(self.runs))
         if isinstance(verdicts, ChainCounts):
-            verdicts = verdicts.of(self.step.names, forest)
+            verdicts = verdicts.of(forest)
         return Outcome(
             output_at_s=output_at, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
             mode=execution_mode(step, self.largest_graph_tokens), batch=self.batch, draft_plan=plan,
@@ -128,10 +127,9 @@ class Record:
     def executed(self) -> ScheduledStep:
         """Return the step without the placeholders that the device left out; known when it is finished."""
         verdicts = None if self.result is None else self.result.verdicts
-        if not isinstance(verdicts, ChainCounts) or not verdicts.trimmed:
+        if not isinstance(verdicts, ChainCounts) or verdicts.trimmed is None:
             return self.step
-        trimmed = np.array([verdicts.trimmed.get(name, 0) for name in self.step.names], np.int64)
-        return self.step._replace(tokens=self.step.tokens - trimmed)
+        return self.step._replace(tokens=self.step.tokens - verdicts.trimmed)
 
     def _draft_s(self) -> Floats:
         """(D,): seconds of each drafter, filling of KV gaps included."""

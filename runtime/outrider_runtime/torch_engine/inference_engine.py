@@ -17,7 +17,7 @@ import torch
 
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
-from outrider_runtime.loop.request_table import Delivery, End
+from outrider_runtime.loop.request_table import End
 from outrider_runtime.step_clock import HostClock, StepClock
 from outrider_runtime.torch_engine.batch_scheduler import BatchScheduler, ScheduledRequest, SchedulerLimits
 from outrider_runtime.torch_engine.commit import (
@@ -210,8 +210,7 @@ class InferenceEngine:
     def _observe(self, report: DraftOutcome, result: StepResult, target_s: float) -> None:
         """Report the step to the control loop, and free what complete requests held."""
         delivered = [
-            Delivery(output.request, len(output.tokens), End.COMPLETE if output.finish else None)
-            for output in result.outputs
+            (output.request, len(output.tokens), End.COMPLETE if output.finish else None) for output in result.outputs
         ]
         self._planner.observe(report, delivered, target_s, verdicts(result.judged), self._clock())
         for output in result.outputs:

@@ -56,15 +56,9 @@ from outrider_runtime.vllm_plugin.messages import (
     idle_order,
     verify_order,
 )
-from outrider_runtime.vllm_plugin.step_messages import (
-    deliveries,
-    sampled_counts,
-    scored_counts,
-    trimmed_counts,
-    verified_counts,
-)
+from outrider_runtime.vllm_plugin.step_messages import chain_counts, deliveries
 from outrider_runtime.vllm_plugin.versions import check_engine_version
-from outrider_runtime.vllm_plugin.views import limit, proposed, room, scheduled, view
+from outrider_runtime.vllm_plugin.views import limit, proposed, room, scheduled, view, view_of_step
 from outrider_runtime.worker_notes import read_device_ranks, read_drafter_layers
 
 
@@ -106,8 +100,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         )  # fmt: skip
         self._broken = BrokenAnswers(self)
         self._scheduled_at = time.monotonic()
-        self._planned: list[str] = []
+        self._planned: Sequence[str] = ()
         """Requests that the last verification plan is for."""
+        self._seen: View | None = None
+        """The view that it was made from; None if there was nothing to decide."""
         self._draft_blocks = DraftBlocks(
             self.kv_cache_manager.coordinator, self.block_size, read_drafter_layers(plan.paths.run_dir)
         )
@@ -144,8 +140,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._scheduled_at = time.monotonic()
         running = list(self.running)
+        self._seen = None
         self._verify_plan = plan = self._plan_verify(running)
-        self._planned = [request.request_id for request in running]
+        self._planned = () if self._seen is None else self._seen.names
         stale_pages = self._broken.free_pages()
         if plan.token_budget is None and plan.admit is None:
             output = super().schedule(throttle_prefills)
@@ -164,7 +161,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def _locked_verify_plan(self, stepper: Stepper, running: list[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
             return stepper.nothing_to_verify(len(running))
-        seen = view(running)
+        self._seen = seen = view(running)
         plan = stepper.verify(seen, proposed(running), self._room(seen, self._next(), self._patience_used()))
         for request, length in zip(running, _placeholders(plan).tolist(), strict=True):
             if length < len(request.spec_token_ids):
@@ -218,11 +215,11 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         super()._update_after_schedule(scheduler_output)
 
     def _plan_draft(self, scheduler_output: SchedulerOutput) -> None:
-        requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
-        order = idle_order(len(self.outrider.hosted), len(requests))
+        names = list(scheduler_output.num_scheduled_tokens)
+        order = idle_order(len(self.outrider.hosted), len(names))
         with self._guard() as stepper:
             tokens, verified = scheduled(scheduler_output)
-            seen = view(requests)
+            seen = view_of_step(self.requests, names, self._seen)
             step, ordered = stepper.draft(seen, tokens, verified, self._room(seen), self._verify_plan)
             order = draft_order(step, ordered)._replace(
                 verify=verify_order(self._verify_plan, self._planned, seen.names, verified),
@@ -243,9 +240,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         with self._guard() as stepper:
             stepper.on_draft_reports(report.drafts if report is not None else ())
             # vLLM's own method trims the token lists of requests that stop, so count before it.
-            verified = verified_counts(scheduler_output, report)
-            scored, trimmed = scored_counts(scheduler_output, verified), trimmed_counts(scheduler_output, verified)
-            counts = ChainCounts(sampled_counts(model_runner_output, scored), scored, trimmed)
+            counts = chain_counts(scheduler_output, model_runner_output, report)
         if report is not None:
             with note_cause():  # the server reads it as soon as the engine core ends
                 self._broken.end(report.broken, model_runner_output, len(scheduler_output.num_scheduled_tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -23,6 +23,23 @@ def view(requests: Sequence[Request]) -> View:
         todo=np.maximum(0, known + in_flight - context),
         emitted=_column([request.num_output_tokens for request in requests]),
     )
+
+
+def view_of_step(requests: Mapping[str, Request], names: Sequence[str], seen: View | None) -> View:
+    """Return the view of a step that was just scheduled.
+
+    seen: the view before vLLM scheduled the step, which changes no column of a running request. If its requests are the
+    step's first ones, only the others are read.
+    """
+    if seen is None or seen.names != names[: len(seen.names)]:
+        return view([requests[name] for name in names])
+    if len(seen.names) == len(names):
+        return seen
+    new = view([requests[name] for name in names[len(seen.names) :]])
+    return View(
+        names, np.concatenate((seen.context, new.context)), np.concatenate((seen.known, new.known)),
+        np.concatenate((seen.todo, new.todo)), np.concatenate((seen.emitted, new.emitted)),
+    )  # fmt: skip
 
 
 def proposed(requests: Sequence[Request]) -> Ints:

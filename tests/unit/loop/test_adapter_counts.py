@@ -11,9 +11,9 @@ from outrider_crds.runtime_state import AdapterState
 from outrider_crds.spec import SLOClassSpec
 from outrider_runtime.loop.adapter_counts import AdapterCounter
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.request_table import Delivery, End
+from outrider_runtime.loop.request_table import End
 from outrider_runtime.loop.stepper import Room, Stepper, View
-from outrider_runtime.loop.steps import ChainCounts
+from outrider_runtime.loop.steps import NOTHING_SCORED, ChainCounts
 from outrider_runtime.vllm_plugin.messages import DraftReport
 
 from tests.engine.engines import hot_config, lookup
@@ -46,11 +46,10 @@ def test_proposals_count_for_the_adapter_of_their_request() -> None:
     number, _ = steps.draft(view, ones, 0 * ones, Room(1.0, 64, 64), steps.nothing_to_verify(3))
     report = DraftReport(number, np.zeros(1), proposed.astype(np.int8), np.zeros(3, np.int8))
     steps.on_draft_reports([report])
-    steps.on_output(number, output_at=1.1, target_s=0.05, tokens=3, verdicts=ChainCounts({}, {}))
+    steps.on_output(number, output_at=1.1, target_s=0.05, tokens=3, verdicts=NOTHING_SCORED)
     plan = steps.verify(view, proposed, Room(1.2, 64, 64))
     number, _ = steps.draft(view, 1 + proposed, proposed, Room(1.2, 64, 64), plan)
-    scored = dict(zip(ADAPTERS, proposed.tolist(), strict=True))
-    verdicts = ChainCounts({"a": 3, "b": 1, "c": 2}, scored)
+    verdicts = ChainCounts(np.array([3, 1, 2]), proposed)
     steps.on_draft_reports([DraftReport(number, np.zeros(1), np.zeros(3, np.int8), np.zeros(3, np.int8) - 1)])
     steps.on_output(number, output_at=1.3, target_s=0.05, tokens=6, verdicts=verdicts)
     counts = {name: (state.tried, state.accepted) for name, state in states(loop).items()}
@@ -61,14 +60,14 @@ def test_ended_requests_count_for_their_adapter_and_class() -> None:
     """Time to first token is measured from the arrival: after 5 s both miss the class, and the counts say whose."""
     loop, steps = arrived(ago_s=5.0)
     now_s = time.monotonic()
-    steps.requests.deliver([Delivery(name, 1, None) for name in ADAPTERS], now_s)
-    steps.requests.deliver([Delivery(name, 1, End.COMPLETE) for name in ("a", "c")], now_s + 0.01)
+    steps.requests.deliver([(name, 1, None) for name in ADAPTERS], now_s)
+    steps.requests.deliver([(name, 1, End.COMPLETE) for name in ("a", "c")], now_s + 0.01)
     late = states(loop)
     assert (late["support"].finished, late["support"].attained) == ({"chat": 1}, {"chat": 0})
     assert late["support"].output_tokens == 2
     assert (late["legal"].finished, late["legal"].output_tokens) == ({"chat": 0}, 0)
     steps.requests.arrived("d", time.time(), None, prompt=4, limit=40, adapter="legal")
-    steps.requests.deliver([Delivery("d", 1, End.COMPLETE)], time.monotonic())
+    steps.requests.deliver([("d", 1, End.COMPLETE)], time.monotonic())
     assert (states(loop)["legal"].finished, states(loop)["legal"].attained) == ({"chat": 1}, {"chat": 1})
 
 

@@ -20,7 +20,7 @@ from outrider_runtime.control.plans import Forest, VerifyPlan
 from outrider_runtime.loop.pod_state import choice
 from outrider_runtime.loop.request_table import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
-from outrider_runtime.loop.steps import ChainCounts, FinishedStep
+from outrider_runtime.loop.steps import NOTHING_SCORED, ChainCounts, FinishedStep
 from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order, numbers
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
@@ -112,8 +112,8 @@ class Engine:
         flight = self.flights.popleft()
         self.now_s += STEP_S
         self.steps.on_draft_reports([self._report(flight)])
-        scored, sampled, out = dict[str, int](), dict[str, int](), list[Delivery]()
-        for request, _, verified in flight.rows:
+        scored, sampled, out = [0] * len(flight.rows), [0] * len(flight.rows), list[Delivery]()
+        for row, (request, _, verified) in enumerate(flight.rows):
             if request not in self.running or not request.under_way:
                 continue
             kept = int(self.rng.integers(0, verified + 1))
@@ -121,15 +121,15 @@ class Engine:
             request.context -= verified - kept
             tokens = min(1 + kept, request.most - request.emitted)
             request.emitted += tokens
-            scored[request.name], sampled[request.name] = verified, 1 + kept
+            scored[row], sampled[row] = verified, 1 + kept
             ends = request.emitted >= request.most
-            out.append(Delivery(request.name, tokens, End.COMPLETE if ends else None))
+            out.append((request.name, tokens, End.COMPLETE if ends else None))
             if ends:
                 self._remove(request)
         self.delivered += self.steps.requests.deliver(out, self.now_s)
         self.steps.on_output(
-            flight.number, output_at=self.now_s, target_s=STEP_S / 2, tokens=sum(request.tokens for request in out),
-            verdicts=ChainCounts(sampled, scored),
+            flight.number, output_at=self.now_s, target_s=STEP_S / 2, tokens=sum(tokens for _, tokens, _ in out),
+            verdicts=ChainCounts(np.array(sampled), np.array(scored)),
         )  # fmt: skip
 
     def _report(self, flight: Flight) -> DraftReport:
@@ -229,7 +229,7 @@ def test_a_steps_time_is_its_own() -> None:
     for scheduled_at, output_at in ((10.0, 10.03), (10.02, 10.05)):
         view = View(["a"], 4 * ones, 5 * ones, ones, ones)
         number, _ = steps.draft(view, ones, 0 * ones, Room(scheduled_at, 64, 64), steps.nothing_to_verify(1))
-        steps.on_output(number, output_at=output_at, target_s=math.nan, tokens=1, verdicts=ChainCounts({}, {}))
+        steps.on_output(number, output_at=output_at, target_s=math.nan, tokens=1, verdicts=NOTHING_SCORED)
     assert [finished.outcome.step_s for finished in seen] == pytest.approx([0.03, 0.02])
 
 
@@ -260,7 +260,7 @@ def failed_last_step(*, reports_drafting: bool) -> tuple[Stepper, Any, list[Fini
     number, _ = steps.draft(
         View(["a"], 4 * ones, 5 * ones, ones, ones), ones, 0 * ones, Room(1.0, 64, 64), steps.nothing_to_verify(1)
     )  # fmt: skip
-    steps.on_output(number, output_at=1.1, target_s=0.05, tokens=1, verdicts=ChainCounts({}, {}))
+    steps.on_output(number, output_at=1.1, target_s=0.05, tokens=1, verdicts=NOTHING_SCORED)
     return steps, loop, seen, number
 
 

@@ -7,14 +7,17 @@ import math
 import numpy as np
 import pytest
 from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.control.pending_proposals import no_proposals
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import KVGap
-from outrider_runtime.loop.pending_proposals import no_proposals
 from outrider_runtime.loop.steps import ChainCounts, FinishedStep, Record, TargetResult, execution_mode
 from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
 
 from tests.unit.control import columns
+
+UNKNOWN = np.zeros((3, 0))
+"""Confidences that the engine does not report."""
 
 
 def step(*tokens: int, prompt: tuple[int, ...] = ()) -> ScheduledStep:
@@ -37,13 +40,13 @@ def finished_step(
     """A decoding request with two of three proposals verified and one accepted, together with a prefill."""
     waits = no_proposals(4, 3)
     waits.ask(np.array([0, 1]), plan([3, 0], [0, NO_DRAFTER]), 1)
-    waits.record(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NO_DRAFTER]))
+    waits.record(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NO_DRAFTER]), UNKNOWN)
     this = step(4, 16, prompt=(0, 16))
     record = Record(
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
         plan([0, 1], [1, NO_DRAFTER]), np.array(runs), gaps, None, np.array([3, 0]),
     )  # fmt: skip
-    record.result = TargetResult(10.03, 0.03, 0.02, 3, ChainCounts({"a": 2}, {"a": 3}))
+    record.result = TargetResult(10.03, 0.03, 0.02, 3, ChainCounts(np.array([2, 0]), np.array([3, 0])))
     record.draft_report = drafted
     return FinishedStep(record.outcome(), this)
 
@@ -110,7 +113,7 @@ def test_proposals_are_placeholders_until_the_engine_reports() -> None:
     assert np.bincount(forest.request).tolist() == [3, 2]
     assert forest.placeholders is not None
     assert forest.placeholders.tolist() == [True, True, False]
-    waits.record(1, slots, np.array([3, 0, 0]), np.array([0, NO_DRAFTER, NO_DRAFTER]))
+    waits.record(1, slots, np.array([3, 0, 0]), np.array([0, NO_DRAFTER, NO_DRAFTER]), UNKNOWN)
     forest = waits.of(slots).forest(2)
     assert np.bincount(forest.request).tolist() == [3]
     assert forest.placeholders is not None

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Bools, Waiting
+from outrider_runtime.control.pending_proposals import PendingProposals, no_proposals
 from outrider_runtime.control.plans import ROOT, DeviceOrder, DraftPlan, Forest, Nodes, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.confidences import Calibrator, confidences
 from outrider_runtime.loop.coverage import ScheduledStep
-from outrider_runtime.loop.pending_proposals import PendingProposals, no_proposals
 from outrider_runtime.loop.steps import NodeVerdicts, Record, TargetResult
 from outrider_runtime.simulate.recording import DEPTH, Recording
 from outrider_runtime.simulate.replay.device import Device, DeviceStep
@@ -96,7 +96,7 @@ class ReplayEngine:
 
     Synchronous: a step is scheduled after the output of the last one, with its proposals.
     Asynchronous: step t+1 is scheduled while t runs. The scheduler counts every draft token of t as accepted, and every
-    draft token that t is to propose as proposed (`loop.pending_proposals`). The output of t corrects the first. The
+    draft token that t is to propose as proposed (`control.pending_proposals`). The output of t corrects the first. The
     report on the drafting of t comes with the output of t+1 and corrects the second; the policy observes t then.
     """
 

@@ -48,11 +48,7 @@ class Flight:
 
     @property
     def counts(self) -> ChainCounts:
-        """Token counts by request, as vLLM's scheduler gets them."""
-        names = self.record.step.names
+        """Token counts, as vLLM's scheduler gets them."""
         sampled = np.where(self.ran.tokens > 0, 1 + self.ran.accepted, 0)
         trimmed = self.draft_tokens - self.kept
-        return ChainCounts(
-            dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.kept.tolist(), strict=True)),
-            dict(zip(names, trimmed.tolist(), strict=True)) if trimmed.any() else None,
-        )  # fmt: skip
+        return ChainCounts(sampled, self.kept, trimmed if trimmed.any() else None)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider_runtime.control.batch import NO_DRAFTER, Bools, Floats, Ints
-from outrider_runtime.control.plans import DraftPlan, Forest, Nodes, Purpose, chains, nothing_proposed
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.plans import DraftPlan, Forest, Nodes, Purpose, chain_nodes, nothing_proposed
 
 RANKS = 2
 NO_STEP = -1
@@ -40,7 +41,7 @@ class PendingProposals:
     def of(self, slots: Ints) -> PendingProposals:
         """Copy the proposals in `slots` (N,); for the proposals of all slots."""
         return PendingProposals(
-            slots, self.step[slots], self.drafter_order[:, slots], self.drafter[slots], self.length[slots],
+            slots, self.step[slots], self.drafter_order.take(slots, axis=1), self.drafter[slots], self.length[slots],
             self.confidence[slots], self.reported[slots], self.plan,
         )  # fmt: skip
 
@@ -54,37 +55,18 @@ class PendingProposals:
 
     def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
         """Expect the proposals of `plan` at the end of `step`, its columns being `slots`; for those of all slots."""
-        drafter_order = np.full((RANKS, len(slots)), NO_DRAFTER, np.int64)
-        drafter_order[: len(plan.drafter_order)] = plan.drafter_order[:RANKS]
-        first = np.where(drafter_order[0] == NO_DRAFTER, drafter_order[1], drafter_order[0])
         self.plan = plan
         self.step[slots] = step
-        self.drafter_order[:, slots] = drafter_order
-        self.drafter[slots] = first
-        self.confidence[slots] = np.nan
-        if len(plan.passes):  # room for the proposals of any drafter in the order
-            self.length[slots] = np.where(drafter_order == NO_DRAFTER, 0, plan.passes[drafter_order]).max(axis=0)
-        else:
-            self.length[slots] = 0
-        self.reported[slots] = self.length[slots] == 0
+        planned = np.ascontiguousarray(plan.drafter_order)
+        _ask(slots, planned, plan.passes, self.drafter_order, self.drafter, self.length, self.confidence, self.reported)
 
-    def record(
-        self, step: int, slots: Ints, lengths: Ints, drafters: Ints, confidence: Floats | None = None
-    ) -> None:  # fmt: skip
+    def record(self, step: int, slots: Ints, lengths: Ints, drafters: Ints, confidence: Floats) -> None:
         """Record the real proposals of `step`: for the requests in `slots` (N',), their lengths and drafters.
 
         drafters: `NO_DRAFTER` where no drafter has a proposal. confidence: (N', K'); NaN: unknown.
         """
-        row_of_slot = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
-        row_of_slot[slots] = np.arange(len(slots))
-        row = row_of_slot[self.slot]
-        updated = (self.step == step) & (row >= 0)
-        row = row[updated]
-        self.reported[updated] = True
-        self.length[updated] = lengths[row]
-        self.drafter[updated] = np.where(drafters[row] == NO_DRAFTER, self.drafter[updated], drafters[row])
-        if confidence is not None:
-            self.confidence[updated, : confidence.shape[1]] = confidence[row]
+        reported = lengths, drafters, confidence
+        _record(step, slots, reported, self.slot, self.step, self.drafter, self.length, self.confidence, self.reported)
 
     def cut(self, slots: Ints, lengths: Ints) -> None:
         """Shorten the proposals in `slots` to at most `lengths` (N,), as a grammar does; for those of all slots."""
@@ -96,11 +78,54 @@ class PendingProposals:
             return nothing_proposed(len(self.slot), drafters, Purpose.CHOICE)
         if self.nodes is not None:
             return Forest(*self.nodes, self.drafter_order, self.plan.passes, self.plan.purpose)
-        lengths = np.where(self.drafter == NO_DRAFTER, 0, self.length)
-        real = np.arange(self.confidence.shape[1]) < lengths[:, None]
-        made = chains(lengths, self.drafter, self.plan, self.drafter_order, self.confidence[real])
-        made.placeholders = ~self.reported
-        return made
+        (request, parent, drafter, depth, rank), confidence = chain_nodes(self.length, self.drafter, self.confidence)
+        return Forest(
+            request, parent, drafter, depth, rank, confidence, self.drafter_order, self.plan.passes, self.plan.purpose,
+            ~self.reported,
+        )  # fmt: skip
+
+
+@compiled
+def _ask(
+    slots: Ints, planned: Ints, passes: Ints, drafter_order: Ints, drafter: Ints, length: Ints, confidence: Floats,
+    reported: Bools,
+) -> None:  # fmt: skip
+    """Expect proposals in `slots` (N,). planned: (R, N) and passes: (D,), see `DraftPlan`; the rest: all slots'."""
+    for n in range(len(slots)):
+        slot, longest = slots[n], 0
+        drafter[slot] = NO_DRAFTER
+        for rank in range(RANKS):
+            d = planned[rank, n] if rank < len(planned) else NO_DRAFTER
+            drafter_order[rank, slot] = d
+            if d != NO_DRAFTER:  # room for the proposals of any drafter in the order
+                longest = max(longest, passes[d])
+                drafter[slot] = d if drafter[slot] == NO_DRAFTER else drafter[slot]
+        confidence[slot] = np.nan
+        length[slot], reported[slot] = longest, longest == 0
+
+
+@compiled
+def _record(
+    number: int, slots: Ints, proposed: tuple[Ints, Ints, Floats], slot: Ints, step: Ints, drafter: Ints, length: Ints,
+    confidence: Floats, reported: Bools,
+) -> None:  # fmt: skip
+    """Record real proposals. proposed: lengths, drafters and confidence of `PendingProposals.record`. slot and all
+    after it: columns of `PendingProposals`."""
+    lengths, drafters, said = proposed
+    if not len(slot) or not len(slots):
+        return
+    row_of_slot = np.full(max(slot.max(), slots.max()) + 1, -1)
+    for n in range(len(slots)):
+        row_of_slot[slots[n]] = n
+    for i in range(len(slot)):
+        n = row_of_slot[slot[i]]
+        if n < 0 or step[i] != number:
+            continue
+        reported[i], length[i] = True, min(lengths[n], confidence.shape[1])
+        if drafters[n] != NO_DRAFTER:
+            drafter[i] = drafters[n]
+        for k in range(min(said.shape[1], confidence.shape[1])):
+            confidence[i, k] = said[n, k]
 
 
 def no_proposals(slots: int, max_length: int) -> PendingProposals:
