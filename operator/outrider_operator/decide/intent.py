@@ -64,16 +64,7 @@ def intent_of(world: World, desired: DesiredState, sources: Sources) -> Intent:
     is_blocked = problem is not None or (prefetch is not None and prefetch.holds)
     if is_blocked:
         desired = keep_current(desired, children)  # the pods serve on, and the status reports them
-    canary = canary_rollout(
-        observed,
-        world.settings,
-        children,
-        desired,
-        world.canary_pods,
-        world.pods,
-        world.proven,
-        is_blocked=is_blocked,
-    )
+    canary = canary_rollout(world, desired, is_blocked=is_blocked)
     desired = _with_canary(world, desired, canary)
     view = _profiling_view(world, sources)
     return Intent(desired, problem, prefetch, canary, view, product_profiles(view, desired), names)

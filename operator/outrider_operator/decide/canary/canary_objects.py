@@ -22,43 +22,40 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.record import RECORD_ANNOTATION, record_text
-from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.outcome import Outcome
-from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.decide.ownership import labels, owner_reference, selector
 from outrider_operator.decide.revisions import Revision, revision_annotations, revision_map
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
+from outrider_operator.validation.reading import name_of
 
 
-def canary_children(children: Children, desired: DesiredState, rollout: CanaryRollout) -> Outcome:
+def canary_children(rollout: CanaryRollout) -> Outcome:
     """Objects that the canary takes now, and those of one that is over."""
     if rollout.is_frozen:
         return Outcome()
-    if rollout.revision is None or rollout.hot is None:
-        return Outcome(unwanted=_unwanted(children, rollout))
-    owner, revision = children.owner, rollout.revision
+    children, revision = rollout.world.children, rollout.revision
+    if revision is None or rollout.hot is None:
+        return Outcome(unwanted=_unwanted(rollout))
     # A pod that is on its way out keeps the arms that it hosts: the stable pool may be another one by now.
-    maps = [stamp(canary_hot_map(owner, rollout))] if rollout.has_pods else []
-    if not rollout.is_stored:
-        maps.append(stamp(revision_map(owner, revision)))
-    account = children.has_account
-    is_mountable = account and not any(
-        needs_apply(children.own(CONFIG_MAP, _name(document)), document) for document in maps
-    )
-    runs = [stamp(_deployment(owner, children.canary, desired, rollout, revision))] if is_mountable else []
-    return Outcome(objects=(*maps, *runs))
+    maps = [canary_hot_map(rollout)] if rollout.has_pods else []
+    maps += [] if rollout.is_stored else [revision_map(children.owner, revision)]
+    stamped = [stamp(document) for document in maps]
+    are_applied = not any(needs_apply(children.own(CONFIG_MAP, name_of(document)), document) for document in stamped)
+    runs = [stamp(_deployment(rollout, revision))] if children.has_account and are_applied else []
+    return Outcome(objects=(*stamped, *runs))
 
 
-def _unwanted(children: Children, rollout: CanaryRollout) -> tuple[Object, ...]:
+def _unwanted(rollout: CanaryRollout) -> tuple[Object, ...]:
     """Objects of a canary that is over; what its pods mount goes after them."""
-    present = (children.own(*key) for key in canary_names(children.owner.name))
-    left = (child for child in present if child is not None)
-    return tuple(child for child in left if child["kind"] != CONFIG_MAP or not rollout.has_pods_left)
+    children = rollout.world.children
+    left = (child for key in canary_names(children.owner.name) if (child := children.own(*key)) is not None)
+    return tuple(child for child in left if child["kind"] != CONFIG_MAP or not rollout.world.canary_pods.living)
 
 
-def canary_hot_map(owner: ServiceIdentity, rollout: CanaryRollout) -> Object:
+def canary_hot_map(rollout: CanaryRollout) -> Object:
     """The hot config of the canary's pods."""
-    hot = rollout.hot.wire() if rollout.hot is not None else {}
+    hot, owner = rollout.hot.wire() if rollout.hot is not None else {}, rollout.world.children.owner
     return {
         "apiVersion": "v1",
         "kind": CONFIG_MAP,
@@ -67,14 +64,13 @@ def canary_hot_map(owner: ServiceIdentity, rollout: CanaryRollout) -> Object:
     }
 
 
-def _deployment(
-    owner: ServiceIdentity, present: Object | None, desired: DesiredState, rollout: CanaryRollout, revision: Revision
-) -> Object:
+def _deployment(rollout: CanaryRollout, revision: Revision) -> Object:
     """Another candidate's pod takes the place of the one before it: there may be no node for two."""
-    on_cpu = revision.boot.accelerator.on_cpu
+    children, spec, on_cpu = rollout.world.children, rollout.spec, revision.boot.accelerator.on_cpu
+    owner = children.owner
     annotations = {
-        IMAGE_ANNOTATION: f"{hardware(on_cpu=on_cpu)} {desired.images.pinned}",
-        RECORD_ANNOTATION: record_text(rollout.status or RolloutStatus(), present),
+        IMAGE_ANNOTATION: f"{hardware(on_cpu=on_cpu)} {rollout.desired.images.pinned}",
+        RECORD_ANNOTATION: record_text(rollout.before or RolloutStatus(), children.canary),
         **revision_annotations(revision),
     }
     return {
@@ -83,9 +79,9 @@ def _deployment(
         "metadata": {**_metadata(owner, canary_name(owner.name)), "annotations": annotations},
         "spec": {
             "replicas": rollout.replicas,
-            "paused": desired.spec.paused,
+            "paused": spec.paused,
             "revisionHistoryLimit": 0,
-            "progressDeadlineSeconds": max(1, math.ceil(seconds(desired.spec.rollout.progress_deadline))),
+            "progressDeadlineSeconds": max(1, math.ceil(seconds(spec.rollout.progress_deadline))),
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": {**selector(owner.name), TRACK_LABEL: CANARY_TRACK}},
             "template": revision.template,
@@ -100,7 +96,3 @@ def _metadata(owner: ServiceIdentity, name: str) -> Object:
         "labels": {**labels(owner.name), TRACK_LABEL: CANARY_TRACK},
         "ownerReferences": [owner_reference(owner, controller=True)],
     }
-
-
-def _name(document: Object) -> str:
-    return str(document["metadata"]["name"])

@@ -1,88 +1,73 @@
-"""A canary as the status keeps it, and the copy of that on the canary's Deployment: either suffices to go on."""
+"""The state of a canary: `status.rollout`, its clock, and its copy on the canary's Deployment. Either suffices.
+
+The annotation `outrider.dev/rollout` holds the fields in `_LASTING` as JSON, and nothing else.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from outrider_crds.status import RolloutStatus, RolloutSums
+from outrider_crds.status import RolloutStatus
 from pydantic import ValidationError
 
 from outrider_operator.cluster_model import Object
-from outrider_operator.decide.canary.arms import Arms, Ledger, PodReport
-from outrider_operator.decide.canary.machine import Canary, Cause
-from outrider_operator.validation.reading import annotation, cut, unix_seconds
+from outrider_operator.validation.reading import annotation, unix_seconds
 
 RECORD_ANNOTATION = "outrider.dev/rollout"
 """Annotation of the canary's Deployment: the canary in JSON."""
-_LASTING = (
-    "phase",
-    "cause",
-    "candidate",
-    "stable",
-    "startedAt",
-    "candidatePercent",
-    "detail",
-    "obeyed",
-    "heldSeconds",
-    "heldSince",
-    "idleSeconds",
-    "sums",
-)
-"""Fields of the status that the record holds."""
+_LASTING = {
+    "phase", "cause", "candidate", "stable", "started_at", "candidate_percent", "detail", "obeyed", "held_seconds",
+    "held_since", "idle_seconds", "sums",
+}  # fmt: skip
+"""Fields of the status that decisions depend on; the others are for people."""
 _LONGEST_RECORD = 8 * 1024
 """Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
 _NEWS_SHARE = 0.1
 """Growth of the requests from which on the record is written again: each write is one of the ReplicaSet, too."""
 
 
-def canary_of(status: RolloutStatus | None) -> Canary | None:
-    """The canary in the status; None without one."""
-    if status is None or not status.phase:
-        return None
-    return Canary(
-        phase=status.phase,
-        candidate=status.candidate,
-        stable=status.stable,
-        started_at=unix_seconds(status.started_at) or 0.0,
-        cause=_cause(status.cause),
-        said=status.detail,
-        obeyed=tuple(status.obeyed),
-        ledger=_ledger(status.sums),
-        candidate_percent=status.candidate_percent,
-        held_s=status.held_seconds,
-        held_since=unix_seconds(status.held_since) or 0.0,
-        idle_s=status.idle_seconds,
-    )
+def started_s(canary: RolloutStatus) -> float:
+    """Unix seconds at which the attempt began."""
+    return unix_seconds(canary.started_at) or 0.0
+
+
+def attempt_of(canary: RolloutStatus) -> str:
+    """Name of the attempt: a retry of the same candidate has another one, and counts from 0."""
+    return f"{canary.candidate}-{started_s(canary):.0f}"
+
+
+def measured_s(canary: RolloutStatus, at: float) -> float:
+    """Seconds until `at` (Unix seconds) that count towards the timeout."""
+    return (unix_seconds(canary.held_since) or at) - started_s(canary) - canary.held_seconds
+
+
+def with_clock(canary: RolloutStatus, at: float, *, runs: bool) -> RolloutStatus:
+    """`canary` while the clock of its timeout runs, or does not since nothing can be measured."""
+    since = unix_seconds(canary.held_since)
+    if runs and since is not None:
+        held = canary.held_seconds + round(max(0.0, at - since))
+        return canary.model_copy(update={"held_seconds": held, "held_since": ""})
+    return canary if runs or since is not None else canary.model_copy(update={"held_since": timestamp(at)})
 
 
 def recorded(status: RolloutStatus | None, deployment: Object | None, at: float) -> RolloutStatus | None:
-    """The status; where it has no canary, the record on the canary's Deployment. The status is written first, so the
-    record is never ahead of it. A record that starts after `at` (Unix seconds) is ignored."""
+    """The canary in the status; where that has none, the record on the canary's Deployment; None without either.
+
+    The status is written first, so the record is never ahead of it. One that starts after `at` is ignored."""
     if status is not None and status.phase:
         return status
     record = _read(annotation(deployment or {}, RECORD_ANNOTATION))
-    return record if record is not None and _started_at(record) <= at else status
+    return record if record is not None and record.phase and started_s(record) <= at else None
 
 
-def record_text(status: RolloutStatus, deployment: Object | None) -> str:
-    """The record of `status` for the canary's Deployment; the one that stands there while it has little news."""
+def record_text(canary: RolloutStatus, deployment: Object | None) -> str:
+    """The record of `canary` for its Deployment; the one that stands there while it has little news."""
     stored = annotation(deployment or {}, RECORD_ANNOTATION)
     record = _read(stored)
-    if record is not None and not _is_news(record, status):
+    if record is not None and not _is_news(record, canary):
         return stored
-    text = _lasting(status).model_dump_json(by_alias=True, exclude_defaults=True)
-    if len(text) <= _LONGEST_RECORD:
-        return text
-    return _lasting(status).model_copy(update={"sums": []}).model_dump_json(by_alias=True, exclude_defaults=True)
-
-
-def sums_of(ledger: Ledger) -> list[RolloutSums]:
-    """The ledger as the status keeps it."""
-    ended = [
-        _sums(product, "", 0.0, arms).model_copy(update={"restarts": ledger.ended_restarts.get(product, 0)})
-        for product, arms in sorted(ledger.ended.items())
-    ]
-    return [*ended, *(_running_sums(last) for last in ledger.running)]
+    text = _text(canary, _LASTING)
+    return text if len(text) <= _LONGEST_RECORD else _text(canary, _LASTING - {"sums"})
 
 
 def timestamp(moment_s: float) -> str:
@@ -90,13 +75,8 @@ def timestamp(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _cause(text: str) -> Cause:
-    """A newer release's is read as none: its phase is left alone anyway."""
-    return Cause(text) if text in list(Cause) else Cause.NONE
-
-
-def _started_at(status: RolloutStatus) -> float:
-    return unix_seconds(status.started_at) or 0.0
+def _text(canary: RolloutStatus, fields: set[str]) -> str:
+    return canary.model_dump_json(by_alias=True, exclude_defaults=True, include=fields)
 
 
 def _read(text: str) -> RolloutStatus | None:
@@ -107,39 +87,11 @@ def _read(text: str) -> RolloutStatus | None:
         return None
 
 
-def _lasting(status: RolloutStatus) -> RolloutStatus:
-    kept = {name: value for name, value in status.wire().items() if name in _LASTING}
-    return RolloutStatus.model_validate(kept)
-
-
-def _is_news(record: RolloutStatus, status: RolloutStatus) -> bool:
-    before, after = _lasting(record), _lasting(status)
-    if before.model_copy(update={"sums": []}) != after.model_copy(update={"sums": []}):
+def _is_news(record: RolloutStatus, canary: RolloutStatus) -> bool:
+    if _text(record, _LASTING - {"sums"}) != _text(canary, _LASTING - {"sums"}):
         return True
-    return _requests(after) > (1.0 + _NEWS_SHARE) * _requests(before)
+    return _requests(canary) > (1.0 + _NEWS_SHARE) * _requests(record)
 
 
-def _requests(status: RolloutStatus) -> int:
-    return sum(entry.stable.requests + entry.candidate.requests for entry in status.sums)
-
-
-def _ledger(sums: list[RolloutSums]) -> Ledger:
-    ended = {entry.product: Arms(entry.stable, entry.candidate) for entry in sums if not entry.pod}
-    restarts = {entry.product: entry.restarts for entry in sums if not entry.pod and entry.restarts}
-    running = (
-        PodReport(entry.pod, entry.product, entry.started_at, Arms(entry.stable, entry.candidate), entry.restarts)
-        for entry in sums
-        if entry.pod
-    )
-    return Ledger(ended, restarts, tuple(running))
-
-
-def _running_sums(last: PodReport) -> RolloutSums:
-    sums = _sums(last.product, last.pod, last.started_at, last.arms)
-    return sums.model_copy(update={"restarts": last.restarts})
-
-
-def _sums(product: str, pod: str, started_at: float, arms: Arms) -> RolloutSums:
-    return RolloutSums(
-        product=cut(product), pod=cut(pod), started_at=started_at, stable=arms.stable, candidate=arms.candidate
-    )
+def _requests(canary: RolloutStatus) -> int:
+    return sum(entry.stable.requests + entry.candidate.requests for entry in canary.sums)

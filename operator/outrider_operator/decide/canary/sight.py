@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from outrider_crds.counters import ArmCounters
 from outrider_crds.rollout_settings import OnMissingDrafter
-from outrider_crds.runtime_state import MEMORY_WORDS, CanaryState, DrafterReport, RuntimeState
+from outrider_crds.runtime_state import MEMORY_WORDS, DrafterReport, RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.status import RolloutStatus, RolloutSums
 
-from outrider_operator.cluster_model import Object
-from outrider_operator.decide.canary.arms import Arms, PodReport, impossible, updated
-from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
+from outrider_operator.cluster_model import Object, canary_names, revision_map_name
+from outrider_operator.decide.canary.arms import impossible
+from outrider_operator.decide.canary.machine import CanaryPods
+from outrider_operator.decide.canary.phases import Cause
 from outrider_operator.decide.canary.pools import Pools
+from outrider_operator.decide.canary.record import attempt_of, started_s
 from outrider_operator.decide.pod_states import Pods, revision_of
-from outrider_operator.decide.pod_troubles import scheduler_says, unschedulable_since
-from outrider_operator.validation.reading import condition_of, cut, integer, items, name_of, text, unix_seconds
+from outrider_operator.decide.pod_troubles import scheduler_says, unschedulable_since, what_it_waits_for
+from outrider_operator.decide.revisions import Revision
+from outrider_operator.decide.world import World
+from outrider_operator.validation.reading import (
+    condition_of,
+    created_s,
+    cut,
+    integer,
+    items,
+    name_of,
+    text,
+    unix_seconds,
+)
 
 _SETTLED_S = 60.0
 """Age of a process from which on it has read its hot config: until then it may not report a canary yet."""
@@ -29,65 +44,63 @@ _LEAST_USED = 0.02
 takes 1%."""
 _MIB = 1 << 20
 
-Trouble = tuple[Cause, str]
-
 
 @dataclass(frozen=True)
 class CanarySight:
-    """Everything that is read of the canary's pods at one look."""
+    """What the pods of a canary are looked at with."""
 
+    world: World
     spec: SpeculativeServiceSpec
+    canary: RolloutStatus
     pools: Pools
-    revision: str
-    """Revision of the pods that host both pools; empty where none can."""
-    pods: Pods
-    states: Mapping[str, RuntimeState]
-    """Pod name -> newest state."""
-    unreachable: Mapping[str, str]
-    """Ready pod -> why its state is not known."""
-    refusal: str
-    """The API server's sentence about an object of the canary; empty where it took all."""
-    products: frozenset[str]
-    """Products that the canary has a pod of."""
+    revision: Revision | None
+    """Revision of the pods that host both pools; None where none can."""
     hot_hash: str
     """Digest of the hot config that the pods should have."""
-    unschedulable_s: float
-    """A pod without a node for so long means no capacity."""
-    most_tokens: int
-    """Tokens that a step may give a request."""
-    stable_restarts: int = 0
-    """Restarts of a pod that serves, the one with most, since the attempt began."""
-    is_late: bool = False
-    """Did no pod get ready within rollout.progressDeadline?"""
 
-    def ready_states(self) -> Iterator[tuple[str, RuntimeState]]:
-        names = (name_of(pod) for pod in self.pods.ready)
-        return ((name, self.states[name]) for name in names if name in self.states)
+    @cached_property
+    def pods(self) -> Pods:
+        """The canary's pods without those of the candidate before, whose faults are not this one's."""
+        name, pods = self.revision.name if self.revision is not None else "", self.world.canary_pods
+        living = tuple(pod for pod in pods.living if revision_of(pod) == name)
+        return replace(pods, living=living, ended=tuple(pod for pod in pods.ended if revision_of(pod) == name))
+
+    @cached_property
+    def states(self) -> list[tuple[str, RuntimeState]]:
+        """(name, newest state) of the ready pods."""
+        states = self.world.observed.states
+        return [(name, states[name]) for pod in self.pods.ready if (name := name_of(pod)) in states]
+
+    @property
+    def heeds_missing(self) -> bool:
+        """Must the running pool have all its drafters? With onMissingDrafter: Continue it is measured as it serves."""
+        return self.spec.rollout.on_missing_drafter is OnMissingDrafter.HOLD
+
+    def is_counting(self, state: RuntimeState) -> bool:
+        """Does the pod count this attempt? It reports the one before until it has read its orders."""
+        return state.canary is not None and state.canary.id == attempt_of(self.canary)
 
 
-def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
-    """Observations of the pods of `before` for the state machine."""
-    if before is None:
-        return CanaryPods()
-    sight = replace(sight, pods=_of_revision(sight.pods, sight.revision))
-    heeds_missing = sight.spec.rollout.on_missing_drafter is OnMissingDrafter.HOLD
-    reports = tuple(_reports(sight, before, heeds_missing=heeds_missing))
-    living = frozenset(name_of(pod) for pod in sight.pods.living)
-    restarts = updated(before.ledger, reports, living).most_restarts
+def canary_pods(sight: CanarySight) -> CanaryPods:
+    """Observations of the canary's pods for the state machine."""
+    products = sight.revision.boot.accelerator.products if sight.revision is not None else []
+    reports = tuple(_reports(sight))
+    troubles = (*_troubles(sight), *(() if reports else _silences(sight)))
+    # A candidate that only takes drafters away runs nothing that the stable pool does not run.
+    restarts = 1 + _restarts_since(sight.world.pods, started_s(sight.canary)) if sight.pools.own else None
     return CanaryPods(
         reports=reports,
-        living=living,
-        products=sight.products,
-        trouble=_trouble(sight, before, heeds_missing=heeds_missing) or (None if reports else _silence(sight, before)),
+        living=frozenset(name_of(pod) for pod in sight.pods.living),
+        products=frozenset(products),
+        trouble=next(((cause, said) for cause, said in troubles if said), None),
         not_loaded=_missing(sight, sight.pools.own),
-        # A candidate that only takes drafters away runs nothing that the stable pool does not run.
-        restarts_under_candidate=max(0, restarts - sight.stable_restarts) if sight.pools.own else 0,
-        unused=_unused(sight, before),
+        allowed_restarts=restarts,
+        unused=_unused(sight),
         out_of_memory=next(map(_out_of_memory, filter(_was_out_of_memory, sight.pods.living)), ""),
     )
 
 
-def restarts_since(pods: Pods, at: float) -> int:
+def _restarts_since(pods: Pods, at: float) -> int:
     """Most restarts of a container of `pods` that has ended since `at` (Unix seconds)."""
     statuses = [status for pod in pods.living for status in items(pod, "status", "containerStatuses")]
     return max((integer(status, "restartCount") for status in statuses if _ended_at(status) >= at), default=0)
@@ -97,14 +110,12 @@ def _ended_at(status: Object) -> float:
     return unix_seconds(text(status, "lastState", "terminated", "finishedAt")) or 0.0
 
 
-def _unused(sight: CanarySight, before: Canary) -> str:
+def _unused(sight: CanarySight) -> str:
     """Names of the candidate's own drafters, if its requests hardly used them; empty where no pod counts steps."""
-    states = [state for _, state in sight.ready_states() if state.canary is not None]
-    pairs = sum(sum(state.draft_length_steps) for state in states) * before.candidate_percent / 100.0
-    used = sum(
-        drafter.request_steps for state in states for drafter in state.drafters if drafter.name in sight.pools.own
-    )
-    return " and ".join(sight.pools.own) if used < _LEAST_USED * pairs else ""
+    states, own = [state for _, state in sight.states if sight.is_counting(state)], sight.pools.own
+    pairs = sum(sum(state.draft_length_steps) for state in states) * sight.canary.candidate_percent / 100.0
+    used = sum(drafter.request_steps for state in states for drafter in state.drafters if drafter.name in own)
+    return " and ".join(own) if used < _LEAST_USED * pairs else ""
 
 
 def _was_out_of_memory(pod: Object) -> bool:
@@ -117,125 +128,107 @@ def _out_of_memory(pod: Object) -> str:
     return f"Pod {name_of(pod)}, which hosts both pools, was ended for want of memory (OOMKilled)."
 
 
-def _of_revision(pods: Pods, revision: str) -> Pods:
-    """`pods` without those of the candidate before, whose faults are not this one's."""
-    living = tuple(pod for pod in pods.living if revision_of(pod) == revision)
-    return replace(pods, living=living, ended=tuple(pod for pod in pods.ended if revision_of(pod) == revision))
-
-
-def _reports(sight: CanarySight, before: Canary, *, heeds_missing: bool) -> Iterator[PodReport]:
-    """Sums of this attempt alone, of the products and SLO classes that the spec names: a pod may name any. Of pods that
-    lack a drafter there are none: both arms may be one pool there. With onMissingDrafter: Continue the running pool is
-    measured as it serves, without what it lacks; a candidate that lacks its own drafter proves nothing."""
-    for name, state in sight.ready_states():
-        if state.canary is None or state.canary.id != before.attempt:
-            continue
+def _reports(sight: CanarySight) -> Iterator[RolloutSums]:
+    """Sums of this attempt, of pods in which both arms are what they should be. Without a drafter both may be one pool;
+    a candidate that lacks its own proves nothing."""
+    for name, state in sight.states:
         lacking = [drafter for drafter in state.drafters if not drafter.loaded]
         own = {drafter.name for drafter in lacking} & {*sight.pools.own}
-        if own or (heeds_missing and lacking) or any(_lacks_memory(drafter) for drafter in lacking):
-            continue
-        if _impossible(sight, state):
-            continue
-        product = _product(state.product, sight.spec.accelerator.products)
-        yield PodReport(name, product, state.started_at, _arms(sight, state.canary))
+        is_short = own or (sight.heeds_missing and lacking) or any(map(_lacks_memory, lacking))
+        if sight.is_counting(state) and not is_short and not _impossible(sight, state):
+            yield _sums(sight, name, state)
+
+
+def _sums(sight: CanarySight, pod: str, state: RuntimeState) -> RolloutSums:
+    """A pod's sums, of the products and SLO classes that the spec names: a pod may name any."""
+    classes, products = {slo.name for slo in sight.spec.slo_classes}, sight.spec.accelerator.products
+
+    def known(arm: ArmCounters) -> ArmCounters:
+        counts = {"finished": arm.finished, "attained": arm.attained}
+        kept = {key: {name: n for name, n in by_class.items() if name in classes} for key, by_class in counts.items()}
+        return arm.model_copy(update=kept)
+
+    return RolloutSums(
+        product=cut(state.product if state.product in products else products[0]),
+        pod=cut(pod),
+        started_at=state.started_at,
+        stable=known(state.canary.stable) if state.canary is not None else ArmCounters(),
+        candidate=known(state.canary.candidate) if state.canary is not None else ArmCounters(),
+    )
 
 
 def _impossible(sight: CanarySight, state: RuntimeState) -> str:
     """What of a pod's sums no pod can have, in words; empty if all is possible."""
-    if state.canary is None:
-        return ""
-    arms, age_s = _arms(sight, state.canary), max(_LEAST_AGE_S, state.reported_at - state.started_at)
-    faults = (impossible(sums, age_s, sight.most_tokens) for sums in (arms.stable, arms.candidate))
-    return next(filter(None, faults), "")
+    sums, age_s = _sums(sight, "", state), max(_LEAST_AGE_S, state.reported_at - state.started_at)
+    most_tokens = 1 + (sight.revision.boot.max_draft_tokens if sight.revision is not None else 0)
+    return impossible(sums.stable, age_s, most_tokens) or impossible(sums.candidate, age_s, most_tokens)
 
 
-def _arms(sight: CanarySight, state: CanaryState) -> Arms:
-    bounded = _bounded(state, {slo.name for slo in sight.spec.slo_classes})
-    return Arms(bounded.stable, bounded.candidate)
+def _troubles(sight: CanarySight) -> Iterator[tuple[Cause, str]]:
+    """Why the pods cannot measure, whatever they report. An empty sentence is none."""
+    trouble = sight.pods.trouble()
+    yield Cause.CANNOT_HOST_BOTH, sight.pools.problem
+    yield Cause.POD_CANNOT_START, _refusal(sight)
+    yield Cause.NO_CAPACITY, _no_node(sight)
+    yield Cause.POD_CANNOT_START, f"{trouble.message.rstrip('.')}." if trouble is not None else ""
+    yield Cause.POD_CANNOT_START, _scheduling_gates(sight) or _overdue(sight)
+    yield Cause.NO_ROOM_FOR_BOTH, _no_room(sight)
+    yield Cause.STABLE_NOT_LOADED, _missing(sight, sight.pools.stable) if sight.heeds_missing else ""
+    counting = ((name, _impossible(sight, state)) for name, state in sight.states if sight.is_counting(state))
+    forged = (f"Pod {name} reports sums that no pod can have: {words}." for name, words in counting if words)
+    yield Cause.IMPOSSIBLE_SUMS, next(forged, "")
 
 
-def _bounded(state: CanaryState, classes: set[str]) -> CanaryState:
-    def known(arm: ArmCounters) -> ArmCounters:
-        finished = {name: count for name, count in arm.finished.items() if name in classes}
-        attained = {name: count for name, count in arm.attained.items() if name in classes}
-        return arm.model_copy(update={"finished": finished, "attained": attained})
-
-    return state.model_copy(update={"stable": known(state.stable), "candidate": known(state.candidate)})
-
-
-def _product(reported: str, products: list[str]) -> str:
-    return reported if reported in products else products[0]
+def _refusal(sight: CanarySight) -> str:
+    """The API server's sentence about an object that the canary's pods need; empty where it took all."""
+    service = sight.world.children.owner.name
+    names = {name for _, name in canary_names(service)}
+    if sight.revision is not None:
+        names.add(revision_map_name(service, sight.revision.name))
+    refusals = (r for r in sight.world.observed.refusals if r.name in names and not r.is_stored)
+    return next((f"The API server refuses {r.kind} {r.name}: {r.message}" for r in refusals), "")
 
 
-def _trouble(sight: CanarySight, before: Canary, *, heeds_missing: bool) -> Trouble | None:
-    """Why the pods cannot measure, whatever they report."""
-    if sight.pools.problem:
-        return Cause.CANNOT_HOST_BOTH, sight.pools.problem
-    if sight.refusal:
-        return Cause.POD_CANNOT_START, sight.refusal
-    if (pod := _unschedulable(sight)) is not None:
-        said = scheduler_says(pod).rstrip(".") or "the scheduler finds no node"
-        return Cause.NO_CAPACITY, f"Pod {name_of(pod)} has no node: {said}."
-    if (trouble := sight.pods.trouble()) is not None:
-        return Cause.POD_CANNOT_START, f"{trouble.message.rstrip('.')}."
-    if said := _scheduling_gates(sight) or _overdue(sight):
-        return Cause.POD_CANNOT_START, said
-    if said := _no_room(sight):
-        return Cause.NO_ROOM_FOR_BOTH, said
-    if heeds_missing and (said := _missing(sight, sight.pools.stable)):
-        return Cause.STABLE_NOT_LOADED, said
-    return _nonsense(sight, before)
-
-
-def _nonsense(sight: CanarySight, before: Canary) -> Trouble | None:
-    """Trouble if a pod reports sums of this attempt that no pod can have. They are never judged."""
-    for name, state in sight.ready_states():
-        if state.canary is not None and state.canary.id == before.attempt and (words := _impossible(sight, state)):
-            return Cause.IMPOSSIBLE_SUMS, f"Pod {name} reports sums that no pod can have: {words}."
-    return None
+def _no_node(sight: CanarySight) -> str:
+    """A sentence about a pod that has had no node for long, and that no node is being made for."""
+    pods, patience_s = sight.pods, sight.world.settings.no_capacity_after_s
+    for pod in pods.living:
+        since = unschedulable_since(pod)
+        if since is not None and pods.at - since >= patience_s and not pods.node_in_the_making(pod):
+            said = scheduler_says(pod).rstrip(".") or "the scheduler finds no node"
+            return f"Pod {name_of(pod)} has no node: {said}."
+    return ""
 
 
 def _scheduling_gates(sight: CanarySight) -> str:
     """A sentence about a pod that nothing has let to the scheduler for long."""
-    for pod in sight.pods.living:
-        gates = ", ".join(text(gate, "name") for gate in items(pod, "spec", "schedulingGates"))
-        created = unix_seconds(text(pod, "metadata", "creationTimestamp")) or 0.0
-        if gates and sight.pods.at - created >= sight.unschedulable_s:
-            return f"Pod {name_of(pod)} waits for its scheduling gates ({cut(gates, 300)}) to be removed."
-    return ""
+    late_s = sight.pods.at - sight.world.settings.no_capacity_after_s
+    gated = (pod for pod in sight.pods.living if items(pod, "spec", "schedulingGates") and created_s(pod) <= late_s)
+    return next((f"{what_it_waits_for(pod)}." for pod in gated), "")
 
 
 def _overdue(sight: CanarySight) -> str:
     """A sentence about pods that did not get ready in time, whatever keeps them."""
-    if not sight.is_late or sight.pods.ready:
+    progressing = condition_of(sight.world.children.canary or {}, "Progressing")
+    if sight.pods.ready or progressing.get("reason") != "ProgressDeadlineExceeded":
         return ""
     why = sight.pods.why_not_ready().rstrip(".") or "No canary pod was made"
     return f"No canary pod got ready within rollout.progressDeadline ({sight.spec.rollout.progress_deadline}). {why}."
 
 
-def _unschedulable(sight: CanarySight) -> Object | None:
-    """The first pod without a node for long, that no node is being made for."""
-    pods = sight.pods
-    waiting = ((pod, since) for pod in pods.living if (since := unschedulable_since(pod)) is not None)
-    late = (pod for pod, since in waiting if pods.at - since >= sight.unschedulable_s)
-    return next((pod for pod in late if not pods.node_in_the_making(pod)), None)
-
-
-def _silence(sight: CanarySight, before: Canary) -> Trouble | None:
+def _silences(sight: CanarySight) -> Iterator[tuple[Cause, str]]:
     """Why ready pods report no sums."""
-    for name, state in sight.ready_states():
+    for name, state in sight.states:
         if state.config_error:
-            return Cause.PODS_DO_NOT_ANSWER, f"Pod {name} refuses its config: {state.config_error.rstrip('.')}."
+            yield Cause.PODS_DO_NOT_ANSWER, f"Pod {name} refuses its config: {state.config_error.rstrip('.')}."
         is_settled = state.reported_at - state.started_at >= _SETTLED_S
         if is_settled and state.config_hash == sight.hot_hash and state.canary is None:
-            return Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."
-    began = before.held_since or sight.pods.at
-    late = (pod for pod in sight.pods.ready if sight.pods.at - max(began, _ready_since(pod)) >= _SILENT_S)
-    silent = sorted(name for pod in late if (name := name_of(pod)) in sight.unreachable)
-    if silent:
-        why = sight.unreachable[silent[0]].rstrip(".")
-        return Cause.PODS_DO_NOT_ANSWER, f"Pod {silent[0]} is ready and does not report its state: {why}."
-    return None
+            yield Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."
+    began, unreachable = unix_seconds(sight.canary.held_since) or sight.pods.at, sight.world.observed.unreachable
+    late = [pod for pod in sight.pods.ready if sight.pods.at - max(began, _ready_since(pod)) >= _SILENT_S]
+    for name in sorted(name for pod in late if (name := name_of(pod)) in unreachable):
+        why = unreachable[name].rstrip(".")
+        yield Cause.PODS_DO_NOT_ANSWER, f"Pod {name} is ready and does not report its state: {why}."
 
 
 def _ready_since(pod: Object) -> float:
@@ -244,10 +237,11 @@ def _ready_since(pod: Object) -> float:
 
 def _no_room(sight: CanarySight) -> str:
     """A pod's words about a drafter that memory has no room for, and what the hosted ones take."""
-    for name, state in sight.ready_states():
-        short = next((drafter for drafter in state.drafters if _lacks_memory(drafter)), None)
+    for name, state in sight.states:
+        short = next(filter(_lacks_memory, state.drafters), None)
         if short is not None:
-            taken = ", ".join(_memory_text(drafter) for drafter in state.drafters if drafter.memory is not None)
+            weights = [(drafter.name, drafter.memory.weight_bytes) for drafter in state.drafters if drafter.memory]
+            taken = ", ".join(f"{drafter} with {size / _MIB:.0f} MiB of weights" for drafter, size in weights)
             hosted = f" It hosts {taken}." if taken else ""
             return f"Pod {name} leaves out drafter {short.name}: {short.reason.rstrip('.')}.{hosted}"
     return ""
@@ -258,19 +252,12 @@ def _lacks_memory(drafter: DrafterReport) -> bool:
     return not drafter.loaded and any(words in said for words in MEMORY_WORDS)
 
 
-def _memory_text(drafter: DrafterReport) -> str:
-    memory = drafter.memory
-    if memory is None:
-        return drafter.name
-    return f"{drafter.name} with {memory.weight_bytes / _MIB:.0f} MiB of weights"
-
-
 def _missing(sight: CanarySight, names: Iterable[str]) -> str:
     """A pod's words about a drafter of `names` that it has not loaded for another reason than memory."""
-    for pod, state in sight.ready_states():
+    for pod, state in sight.states:
         reported = {drafter.name: drafter for drafter in state.drafters}
-        for name in names:
-            drafter = reported.get(name)
-            if drafter is not None and not drafter.loaded and not _lacks_memory(drafter):
-                return f"Pod {pod}: drafter {name} is not loaded: {drafter.reason.rstrip('.') or 'it says no reason'}."
+        for drafter in (reported[name] for name in names if name in reported):
+            if not drafter.loaded and not _lacks_memory(drafter):
+                why = drafter.reason.rstrip(".") or "it says no reason"
+                return f"Pod {pod}: drafter {drafter.name} is not loaded: {why}."
     return ""

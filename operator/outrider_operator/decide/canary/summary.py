@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outrider_crds.base import seconds
 from outrider_crds.counters import ArmCounters
 from outrider_crds.status import RolloutArm, RolloutProduct, RolloutStatus
 
-from outrider_operator.decide.canary.arms import Arms
+from outrider_operator.decide.canary.arms import Arms, arms_by_product
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
-from outrider_operator.decide.canary.judge import Gain, Judgement, judge
-from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
-from outrider_operator.decide.canary.record import sums_of, timestamp
+from outrider_operator.decide.canary.judge import Gain, Judgement
+from outrider_operator.decide.canary.machine import judged
+from outrider_operator.decide.canary.phases import OPEN, CanaryPhase, Cause, keeps_away
+from outrider_operator.decide.canary.record import measured_s
 from outrider_operator.validation.reading import cut
 
-_REASONS: Mapping[Cause, str] = {
+_REASONS: Mapping[str, str] = {
     Cause.WORSE: "Its gain is below rollout.canary.leastGainPercent ({detail}).",
     Cause.SLO_LOWERED: "It attains SLO class {detail} less often, by more than 2 points.",
     Cause.DRAFTER_FAILED: "A drafter of the candidate was suspended twice after an error.",
@@ -32,73 +34,6 @@ _REASONS: Mapping[Cause, str] = {
     Cause.OWN_DRAFTERS_UNUSED: "Its own drafters ({detail}) were hardly used: they cost memory and gave nothing.",
 }
 
-_LEAST_COUNTED_S = 30.0
-"""Seconds since the first counted request from which on they tell a rate."""
-
-
-def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, ...]) -> RolloutStatus | None:
-    """ignored: annotations that name no revision."""
-    canary = rollout.canary
-    if canary is None:
-        return RolloutStatus(ignored=list(ignored)) if ignored else None
-    judgement = _judgement(rollout, canary)
-    products = canary.ledger.products()
-    worst = _worst(judgement)
-    requests = round(min((arms.least_requests for arms in products.values()), default=0.0))
-    return RolloutStatus(
-        phase=canary.phase,
-        cause=canary.cause,
-        candidate=canary.candidate,
-        stable=canary.stable,
-        observed_generation=generation,
-        started_at=timestamp(canary.started_at),
-        candidate_percent=canary.candidate_percent,
-        requests=requests,
-        gain_percent=_percent(worst.value) if worst is not None else "",
-        gain_range=_range_text(worst) if worst is not None else "",
-        summary=_summary(canary, requests, worst),
-        arms=_arms(products),
-        products=[_product(name, arms, judgement.gains.get(name)) for name, arms in sorted(products.items())]
-        + [RolloutProduct(product=name) for name in _unmeasured(rollout, products)],
-        message=cut(message_of(rollout), 2048),
-        detail=cut(canary.said, 2048),
-        obeyed=list(canary.obeyed),
-        held_seconds=round(canary.held_s),
-        held_since=timestamp(canary.held_since) if canary.held_since else "",
-        idle_seconds=round(canary.idle_s),
-        ignored=list(ignored),
-        sums=sums_of(canary.ledger),
-    )
-
-
-def message_of(rollout: CanaryRollout) -> str:
-    """A sentence about the result, or about the remaining time."""
-    canary = rollout.canary
-    if canary is None:
-        return ""
-    judgement = _judgement(rollout, canary)
-    reason, gain = _reason(rollout, canary), _gain_text(_worst(judgement))
-    left = _time_left(rollout, canary, judgement) if canary.phase == CanaryPhase.MEASURING else ""
-    if rollout.hold and canary.is_held:
-        return f"{rollout.hold} The canary waits, and its timeout does not run. {gain}".strip()
-    sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
-    if canary.cause == Cause.STRATEGY_CHANGED:
-        sentence = "rollout.strategy is no longer DraftCanary: candidate {candidate} rolls out without a verdict."
-    if rollout.waiting_image and canary.holds_rollout:
-        sentence += f" The upgrade to runtime {rollout.waiting_image} waits until the candidate is promoted or gone."
-    serving = _serving(rollout)
-    filled = sentence.format(
-        candidate=canary.candidate, stable=canary.stable, reason=reason, gain=gain, left=left, serving=serving
-    )
-    return " ".join(filled.split())
-
-
-def _serving(rollout: CanaryRollout) -> str:
-    if rollout.serving_pods:
-        return "The other pods serve on."
-    return "No other pod is ready: the canary pod answers until one is." if rollout.ready_pods else "No pod is ready."
-
-
 _MESSAGES: Mapping[str, str] = {
     CanaryPhase.STARTING: "The canary pod of candidate {candidate} starts. {serving}",
     CanaryPhase.MEASURING: "{gain} {left}",
@@ -111,24 +46,69 @@ _MESSAGES: Mapping[str, str] = {
     CanaryPhase.SUPERSEDED: "Another draftPool took the place of candidate {candidate}.",
     CanaryPhase.CANCELLED: "The spec left candidate {candidate} before a verdict.",
 }
+_LEAST_COUNTED_S = 30.0
+"""Seconds since the first counted request from which on they tell a rate."""
 
 
-def _reason(rollout: CanaryRollout, canary: Canary) -> str:
-    canary_spec = rollout.spec.rollout.canary
-    sentence = _REASONS.get(canary.cause, "{detail}")
-    return sentence.format(
-        detail=canary.said,
-        timeout=canary_spec.timeout,
-        least=canary_spec.min_requests,
-    )
+def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, ...]) -> RolloutStatus | None:
+    """The canary's state with figures for people. ignored: annotations that name no revision."""
+    canary = rollout.canary
+    if canary is None:
+        return RolloutStatus(ignored=list(ignored)) if ignored else None
+    judgement, products = _judgement(rollout, canary), arms_by_product(canary.sums)
+    worst, requests = _worst(judgement), _least_requests(products)
+    unmeasured = [name for name in rollout.spec.accelerator.products if name not in products]
+    figures = {
+        "observed_generation": generation,
+        "requests": requests,
+        "gain_percent": _percent(worst.value) if worst is not None else "",
+        "gain_range": _range_text(worst) if worst is not None else "",
+        "summary": _summary(canary, requests, worst),
+        "arms": _arms(products),
+        "products": [_product(name, arms, judgement.gains.get(name)) for name, arms in sorted(products.items())]
+        + [RolloutProduct(product=name) for name in unmeasured],
+        "message": message_of(rollout),
+        "ignored": list(ignored),
+    }
+    return canary.model_copy(update=figures)
 
 
-def _judgement(rollout: CanaryRollout, canary: Canary) -> Judgement:
+def message_of(rollout: CanaryRollout) -> str:
+    """A sentence about the result, or about the remaining time."""
+    canary, hold = rollout.canary, rollout.view.hold
+    if canary is None:
+        return ""
+    judgement = _judgement(rollout, canary)
+    gain = _gain_text(_worst(judgement))
+    if hold and canary.held_since and canary.phase in OPEN:
+        return cut(f"{hold} The canary waits, and its timeout does not run. {gain}".strip(), 2048)
+    sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
+    if canary.cause == Cause.STRATEGY_CHANGED:
+        sentence = "rollout.strategy is no longer DraftCanary: candidate {candidate} rolls out without a verdict."
+    image = "" if rollout.spec.pod_template.image else rollout.desired.images.waiting
+    if image and keeps_away(canary):
+        sentence += f" The upgrade to runtime {image} waits until the candidate is promoted or gone."
+    left = _time_left(rollout, canary, judgement) if canary.phase == CanaryPhase.MEASURING else ""
+    fields = {"candidate": canary.candidate, "stable": canary.stable, "serving": _serving(rollout)}
+    filled = sentence.format(reason=_reason(rollout, canary), gain=gain, left=left, **fields)
+    return cut(" ".join(filled.split()), 2048)
+
+
+def _serving(rollout: CanaryRollout) -> str:
+    if rollout.world.pods.ready:
+        return "The other pods serve on."
+    is_answering = bool(rollout.world.canary_pods.ready)
+    return "No other pod is ready: the canary pod answers until one is." if is_answering else "No pod is ready."
+
+
+def _reason(rollout: CanaryRollout, canary: RolloutStatus) -> str:
+    settings, sentence = rollout.view.settings, _REASONS.get(canary.cause, "{detail}")
+    return sentence.format(detail=canary.detail, timeout=settings.timeout, least=settings.min_requests)
+
+
+def _judgement(rollout: CanaryRollout, canary: RolloutStatus) -> Judgement:
     """The one that decided now; after the verdict, one of all that was counted."""
-    if rollout.decided.judgement is not None:
-        return rollout.decided.judgement
-    settings = rollout.settings
-    return judge(canary.ledger.products(), least_gain=settings.least_gain, min_requests=settings.min_requests)
+    return rollout.decided.judgement or judged(rollout.view.settings, arms_by_product(canary.sums))
 
 
 def _worst(judgement: Judgement) -> Gain | None:
@@ -136,13 +116,15 @@ def _worst(judgement: Judgement) -> Gain | None:
     return min((gain for gain in judgement.gains.values() if gain is not None), key=lambda g: g.value, default=None)
 
 
-def _time_left(rollout: CanaryRollout, canary: Canary, judgement: Judgement) -> str:
+def _least_requests(products: Mapping[str, Arms]) -> int:
+    return round(min((arms.least_requests for arms in products.values()), default=0.0))
+
+
+def _time_left(rollout: CanaryRollout, canary: RolloutStatus, judgement: Judgement) -> str:
     """How much longer it takes, at the rate since the first counted request."""
-    requests = min((arms.least_requests for arms in canary.ledger.products().values()), default=0.0)
-    measured_s = canary.measured_s(rollout.at)
-    counted_s = measured_s - canary.idle_s
-    start = f"{round(requests)} requests of each arm."
-    if requests <= 0.0:
+    requests, measured = _least_requests(arms_by_product(canary.sums)), measured_s(canary, rollout.world.at)
+    start, counted_s = f"{requests} requests of each arm.", measured - canary.idle_seconds
+    if not requests:
         return f"{start} No traffic reaches both arms yet."
     if not judgement.speculates:
         return f"{start} Neither pool speculates at this load, so nothing tells which one is better."
@@ -153,7 +135,7 @@ def _time_left(rollout: CanaryRollout, canary: Canary, judgement: Judgement) -> 
     rate = 60.0 * requests / counted_s
     start += f" At this traffic ({_two_digits(rate)} requests of each arm a minute)"
     minutes = judgement.requests_left / rate
-    if 60.0 * minutes > rollout.settings.timeout_s - measured_s:
+    if 60.0 * minutes > seconds(rollout.view.settings.timeout) - measured:
         return f"{start} it takes longer than the timeout leaves."
     return f"{start} about {duration(minutes)} more."
 
@@ -181,14 +163,12 @@ def _range_text(gain: Gain) -> str:
     return f"{_percent(gain.low)} to {_percent(gain.high)}"
 
 
-def _summary(canary: Canary, requests: int, gain: Gain | None) -> str:
+def _summary(canary: RolloutStatus, requests: int, gain: Gain | None) -> str:
     """The printer column: "Measuring 812 +4.1% [0.6,7.5]"."""
-    if not requests:
-        return cut(canary.phase)
-    if gain is None:
-        return cut(f"{canary.phase} {requests}")
-    low, high = 100.0 * gain.low, 100.0 * gain.high
-    return cut(f"{canary.phase} {requests} {_percent(gain.value)}% [{low:.1f},{high:.1f}]")
+    figures = f" {requests}" if requests else ""
+    if requests and gain is not None:
+        figures += f" {_percent(gain.value)}% [{100.0 * gain.low:.1f},{100.0 * gain.high:.1f}]"
+    return cut(f"{canary.phase}{figures}")
 
 
 def _arms(products: Mapping[str, Arms]) -> list[RolloutArm]:
@@ -215,7 +195,3 @@ def _product(name: str, arms: Arms, gain: Gain | None) -> RolloutProduct:
         gain_range=_range_text(gain) if gain is not None else "",
         measured=True,
     )
-
-
-def _unmeasured(rollout: CanaryRollout, products: Mapping[str, Arms]) -> list[str]:
-    return [name for name in rollout.spec.accelerator.products if name not in products]

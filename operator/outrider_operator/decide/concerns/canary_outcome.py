@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider_operator.decide.canary.canary_objects import canary_children
 from outrider_operator.decide.conditions.canary import canary_status
 from outrider_operator.decide.intent import Intent
@@ -12,11 +14,6 @@ from outrider_operator.decide.world import World
 def draft_canary(world: World, intent: Intent) -> Outcome:
     """Objects and status of the canary. A refused spec changes no object of it."""
     canary = intent.canary
-    objects = canary_children(world.children, intent.desired, canary) if intent.problem is None else Outcome()
-    status = canary_status(world.observed.status.rollout, canary, world.observed.generation)
-    return Outcome(
-        objects=objects.objects,
-        unwanted=objects.unwanted,
-        status={"rollout": status},
-        wake_after_s=canary.next_look_s,
-    )
+    objects = canary_children(canary) if intent.problem is None else Outcome()
+    status = canary_status(canary, world.observed.status.rollout, world.observed.generation)
+    return replace(objects, status={"rollout": status}, wake_after_s=canary.next_look_s)

@@ -82,7 +82,7 @@ def pod_notes(world: World, intent: Intent) -> Outcome:
     serving = plan_refreshes(children, hot_map(children.owner, intent.desired.hot), world.pods, states)
     touched = Outcome()
     if canary.hot is not None and not canary.is_frozen:
-        touched = plan_refreshes(children, canary_hot_map(children.owner, canary), world.canary_pods, states)
+        touched = plan_refreshes(children, canary_hot_map(canary), world.canary_pods, states)
     return Outcome(
         annotate=(*_product_notes(world, intent), *serving.annotate, *touched.annotate),
         wake_after_s=earliest_s((serving.wake_after_s, touched.wake_after_s)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from outrider_crds.status import ConditionReason, RolloutStatus, SpeculativeServiceStatus
 
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
-from outrider_operator.decide.canary.machine import CanaryPhase
+from outrider_operator.decide.canary.phases import CanaryPhase, is_foreign
 from outrider_operator.decide.canary.summary import message_of, rollout_status
 from outrider_operator.decide.verdict import Verdict, false, true
 from outrider_operator.plan import Event
@@ -43,7 +43,7 @@ def canary_progressing(canary: CanaryRollout) -> Verdict | None:
     if canary.decided.canary is None or canary.decided.canary.phase not in _PROGRESSING:
         return true(ConditionReason.CANARY_STARTING, "The changed draftPool is measured once pods may be made.")
     is_moving, reason = _PROGRESSING[canary.decided.canary.phase]
-    message = cut(message_of(canary), 2048)
+    message = message_of(canary)
     return true(reason, message) if is_moving else false(reason, message)
 
 
@@ -59,20 +59,13 @@ def canary_updated(canary: CanaryRollout) -> Verdict | None:
     return false(verdict.reason, verdict.message)
 
 
-def canary_status(last: RolloutStatus | None, canary: CanaryRollout, generation: int) -> RolloutStatus | None:
+def canary_status(canary: CanaryRollout, last: RolloutStatus | None, generation: int) -> RolloutStatus | None:
     """Field status.rollout. A phase of a newer release is left as it is."""
-    phase = canary.canary.phase if canary.canary is not None else None
-    if phase is not None and phase not in list(CanaryPhase):
+    if is_foreign(canary.canary):
         return last
-    return rollout_status(canary, generation, ignored_orders(last, canary))
-
-
-def ignored_orders(last: RolloutStatus | None, canary: CanaryRollout) -> tuple[str, ...]:
-    """Annotations that name no revision of the rollout, including those ignored before."""
-    known = list(last.ignored) if last is not None else []
-    obeyed = last.obeyed if last is not None else []
-    new = [order for order in canary.unknown_orders if order not in known and order not in obeyed]
-    return tuple((known + new)[-_MOST_IGNORED:])
+    before = last or RolloutStatus()
+    new = [order for order in canary.decided.unknown_orders if order not in (*before.ignored, *before.obeyed)]
+    return rollout_status(canary, generation, tuple([*before.ignored, *new][-_MOST_IGNORED:]))
 
 
 def canary_events(

@@ -173,7 +173,7 @@ LATE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineEx
 @pytest.mark.parametrize(
     ("pod", "deployment", "said"),
     [
-        ({"spec": GATES}, {}, "waits for its scheduling gates (example.com/quota) to be removed."),
+        ({"spec": GATES}, {}, "waits for its scheduling gates to be removed: example.com/quota."),
         (
             {"status": {"initContainerStatuses": [INITIAL]}},
             {},

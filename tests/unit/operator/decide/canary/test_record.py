@@ -6,67 +6,61 @@ from typing import Any
 
 import pytest
 from outrider_crds.counters import ArmCounters
-from outrider_crds.status import RolloutStatus
-from outrider_operator.decide.canary.arms import Arms, Ledger, PodReport
-from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
-from outrider_operator.decide.canary.record import RECORD_ANNOTATION, canary_of, record_text, recorded, sums_of
+from outrider_crds.status import RolloutStatus, RolloutSums
+from outrider_operator.decide.canary.record import RECORD_ANNOTATION, measured_s, record_text, recorded, with_clock
 
-LOOK_AT = 1795856400.0 + 3600.0
-LEDGER = Ledger(
-    {
-        "H200": Arms(
-            ArmCounters(
-                requests=5, tokens=100, plain_s=3.25, speculated_s=3.0, price_s=1.5, plain_squared=2.5,
-                price_squared=0.5, plain_times_price=30.25, failures=1, finished={"chat": 5}, attained={"chat": 4},
-            ),
-            ArmCounters(requests=6, tokens=120, plain_s=2.5, speculated_s=2.25, price_s=1.25),
-        )
-    },
-    {"H200": 1},
-    (PodReport("pod-0", "H200", 1000.5, Arms(ArmCounters(requests=7), ArmCounters(requests=8)), 1),),
+START, LOOK_AT = 1795856400.0, 1795856400.0 + 3600.0
+ARM = ArmCounters(
+    requests=5, tokens=100, plain_s=3.25, speculated_s=3.0, price_s=1.5, plain_squared=2.5, price_squared=0.5,
+    plain_times_price=30.25, failures=1, finished={"chat": 5}, attained={"chat": 4},
 )  # fmt: skip
 
 
 def status(requests: int = 7, **fields: Any) -> RolloutStatus:
-    counted = ArmCounters(requests=requests)
-    ledger = Ledger(LEDGER.ended, {}, (PodReport("pod-0", "H200", 1000.5, Arms(counted, counted)),))
-    defaults: dict[str, Any] = {"phase": "Measuring", "candidate": "new", "stable": "old"}
-    return RolloutStatus(**{**defaults, "started_at": "2026-11-28T09:00:00Z", "sums": sums_of(ledger), **fields})
+    arm = ArmCounters(requests=requests)
+    sums = [RolloutSums(product="H200", pod="pod-0", started_at=1000.5, stable=arm, candidate=arm)]
+    defaults: dict[str, Any] = {"phase": "Measuring", "candidate": "new", "stable": "old", "sums": sums}
+    return RolloutStatus(**{**defaults, "started_at": "2026-11-28T09:00:00Z", **fields})
 
 
 def on_deployment(text: str) -> dict[str, Any]:
     return {"metadata": {"annotations": {RECORD_ANNOTATION: text}}}
 
 
-def test_a_canary_comes_back_from_the_status_as_it_was() -> None:
-    """Each number of the ledger; an operator that starts again loses none."""
-    written = status(sums=sums_of(LEDGER), cause="Timeout", detail="why", obeyed=["abort=new"])
-    written = written.model_copy(
-        update={"held_seconds": 60, "candidate_percent": 5, "held_since": "2026-11-28T09:10:00Z"}
-    )
-    canary = canary_of(RolloutStatus.model_validate_json(written.model_dump_json(by_alias=True)))
-    assert canary == Canary(
-        CanaryPhase.MEASURING,
-        "new",
-        "old",
-        1795856400.0,
-        Cause.TIMEOUT,
-        "why",
-        ("abort=new",),
-        LEDGER,
-        candidate_percent=5,
-        held_s=60.0,
-        held_since=1795857000.0,
-    )
-
-
 def test_the_record_counts_where_the_status_has_no_canary() -> None:
-    deployment = on_deployment(record_text(status(), None))
+    """It holds all that a decision depends on, and nothing for people."""
+    lasting = {
+        "cause": "Timeout", "detail": "why", "obeyed": ["abort=new"], "held_seconds": 60, "candidate_percent": 5,
+        "held_since": "2026-11-28T09:10:00Z", "idle_seconds": 7,
+        "sums": [RolloutSums(product="H200", restarts=1, stable=ARM, candidate=ARM)],
+    }  # fmt: skip
+    deployment = on_deployment(record_text(status(**lasting, message="Gain 1%", gain_percent="1"), None))
     for lost in (None, RolloutStatus(ignored=["abort=x"])):
-        record = recorded(lost, deployment, LOOK_AT)
-        assert record is not None
-        assert record.candidate == "new"
+        assert recorded(lost, deployment, LOOK_AT) == status(**lasting)
     assert recorded(None, on_deployment("{not json"), LOOK_AT) is None
+
+
+def test_canary_of_release_before_is_read_from_its_record() -> None:
+    """As 3ad3996d wrote it, in the status and on the Deployment."""
+    written = (
+        '{"phase":"Measuring","candidate":"89c410ed2e","stable":"13b4549f6e","startedAt":"2026-11-28T09:00:00Z",'
+        '"candidatePercent":50,"heldSeconds":60,"obeyed":["retry=89c410ed2e"],"sums":[{"product":"cpu","restarts":1,'
+        '"stable":{"requests":3},"candidate":{"requests":4}},{"product":"cpu","pod":"chat-canary-0","startedAt":9.5,'
+        '"stable":{"requests":10,"plainS":40.0},"candidate":{"requests":11,"finished":{"chat":2}}}]}'
+    )
+    canary = recorded(None, on_deployment(written), LOOK_AT)
+    assert canary is not None
+    assert measured_s(canary, START + 100.0) == 40.0
+    assert [entry.candidate.requests for entry in canary.sums] == [4, 11]
+    assert record_text(canary, on_deployment(written)) == written
+
+
+def test_the_clock_runs_only_while_something_is_measured() -> None:
+    held = with_clock(status(held_seconds=5), START + 10, runs=False)
+    assert with_clock(held, START + 20, runs=False) == held
+    assert measured_s(held, START + 30) == 5
+    running = with_clock(held, START + 40, runs=True)
+    assert (running.held_seconds, running.held_since, measured_s(running, START + 50)) == (35, "", 15)
 
 
 @pytest.mark.parametrize("started_at", ["2026-11-28T08:59:59Z", "2026-11-28T09:00:01Z", "2099-01-01T00:00:00Z"])
@@ -84,17 +78,17 @@ def test_a_record_from_the_future_is_ignored() -> None:
 def test_a_record_is_written_again_only_for_news() -> None:
     """Each write of the Deployment is one of its ReplicaSet, too."""
     stored = record_text(status(100), None)
-    assert record_text(status(105), on_deployment(stored)) == stored
+    assert record_text(status(105, message="105 requests"), on_deployment(stored)) == stored
     assert record_text(status(200), on_deployment(stored)) != stored
     assert record_text(status(100, phase="Failed"), on_deployment(stored)) != stored
 
 
 def test_a_record_of_many_pods_leaves_the_sums_to_the_status() -> None:
     """Bug avoided: the cache drops what is too large, so that it would be written for ever."""
-    lengthy = {"plain_squared": 2.123456789, "price_squared": 0.123456789, "plain_times_price": 30.123456789}
-    counted = ArmCounters(requests=5, tokens=100, plain_s=2.0, speculated_s=1.0, price_s=1.123456789, **lengthy)
-    arms = Arms(counted, counted)
-    reports = tuple(PodReport(f"chat-canary-{index}", "H200", 1000.5, arms) for index in range(64))
-    text = record_text(status(sums=sums_of(Ledger({}, {}, reports))), None)
+    sums = [
+        RolloutSums(product="H200", pod=f"chat-canary-{number}", started_at=1000.5, stable=ARM, candidate=ARM)
+        for number in range(64)
+    ]
+    text = record_text(status(sums=sums), None)
     assert len(text) < 8192
     assert recorded(None, on_deployment(text), LOOK_AT) is not None
