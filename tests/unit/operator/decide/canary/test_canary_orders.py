@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.unit.operator.decide.canary.canary_world import LOSS, NAME, CanaryWorld, under_way
 
 
@@ -21,16 +19,6 @@ def test_sums_of_another_attempt_do_not_count() -> None:
     world.start_canary()
     world.settle()
     assert (world.phase, world.rollout.sums) == ("Starting", [])
-
-
-@pytest.mark.parametrize(
-    ("order", "phase", "cause"), [("promote", "Promoting", ""), ("abort", "Failed", "AbortedByHand")]
-)
-def test_a_human_decides_by_an_annotation(order: str, phase: str, cause: str) -> None:
-    world = under_way()
-    world.annotate(**{order: world.rollout.candidate})
-    world.settle()
-    assert (world.phase, world.rollout.cause) == (phase, cause)
 
 
 def test_an_annotation_that_names_no_revision_is_an_event_and_nothing_else() -> None:

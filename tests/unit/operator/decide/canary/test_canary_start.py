@@ -199,15 +199,6 @@ def test_a_strategy_changed_during_a_rollout_takes_nothing_back() -> None:
     assert (world.revision(), world.canary) == (candidate, None)
 
 
-def test_the_same_patch_after_a_cancelled_one_is_measured() -> None:
-    world = under_way()
-    world.patch(draftPool=[PLD])
-    world.settle()
-    world.end_canary()
-    world.patched()
-    assert world.phase == "Starting"
-
-
 def test_a_pool_that_is_patched_at_zero_is_measured_once_there_are_pods() -> None:
     """Bug avoided: the Deployment took it in while it had no pods, and there was nothing left to compare with."""
     world = CanaryWorld()

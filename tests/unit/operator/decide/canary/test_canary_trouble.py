@@ -269,16 +269,6 @@ def test_sums_that_no_pod_can_have_are_not_judged(forged: dict[str, Any], said: 
     assert world.phase == "Promoting"
 
 
-def test_a_pod_that_keeps_ending_while_the_candidate_runs_fails_it() -> None:
-    world = under_way()
-    phases = []
-    for _ in range(2):
-        world.processes += 1
-        world.measure_arms(10)
-        phases.append((world.phase, world.rollout.cause))
-    assert phases == [("Measuring", ""), ("Failed", "CandidateCrashed")]
-
-
 def test_restarts_before_pod_is_ready_do_not_fail_it() -> None:
     """Bug: two restarts of a starting pod, or of a sidecar, and the candidate's first request failed it for ever."""
     world = CanaryWorld()

@@ -67,30 +67,6 @@ def under_way() -> RolloutStatus:
     return after(LOOK, seen(report(10)))
 
 
-def test_a_first_revision_has_no_canary() -> None:
-    assert step(None, replace(LOOK, stable="")).canary is None
-
-
-def test_a_change_that_leaves_the_pool_alone_has_none() -> None:
-    assert step(None, replace(LOOK, pool_differs=False)).canary is None
-
-
-def test_a_patched_pool_starts_one_and_holds_the_rollout() -> None:
-    canary = after(LOOK)
-    assert (canary.phase, canary.candidate, canary.stable, started_s(canary)) == (
-        CanaryPhase.STARTING,
-        "new",
-        "old",
-        START,
-    )
-    assert keeps_away(canary)
-    assert has_pods(canary, HOLD)
-
-
-def test_it_measures_from_the_first_report_on() -> None:
-    assert under_way().phase == CanaryPhase.MEASURING
-
-
 @pytest.mark.parametrize(
     ("gain", "phase", "cause", "holds"),
     [
@@ -102,32 +78,6 @@ def test_it_measures_from_the_first_report_on() -> None:
 def test_the_judge_decides(gain: float, phase: CanaryPhase, cause: Cause, holds: bool) -> None:
     canary = after(LOOK, seen(report(1000, gain)))
     assert (canary.phase, canary.cause, keeps_away(canary)) == (phase, cause, holds)
-
-
-def test_a_promoted_one_is_successful_once_it_is_rolled_out() -> None:
-    promoting = after(LOOK, seen(report(1000, 0.1)))
-    assert after(seen(report(1000, 0.1)), before=promoting).phase == CanaryPhase.PROMOTING
-    canary = after(replace(LOOK, is_rolled_out=True), before=promoting)
-    assert canary.phase == CanaryPhase.SUCCESSFUL
-    assert not has_pods(canary, HOLD)
-
-
-def test_a_draft_that_is_not_loaded_fails_with_the_pods_sentence() -> None:
-    canary = after(LOOK, seen(not_loaded="drafter x: 404"))
-    assert (canary.phase, canary.cause, canary.detail) == (
-        CanaryPhase.FAILED,
-        Cause.DRAFTER_NOT_LOADED,
-        "drafter x: 404",
-    )
-    assert not has_pods(canary, HOLD)
-
-
-def test_a_pod_that_dies_under_the_candidate_fails_it_at_the_second_time() -> None:
-    canary = under_way()
-    canary = after(seen(report(11, started_at=START + 1)), before=canary)
-    assert canary.phase == CanaryPhase.MEASURING
-    canary = after(seen(report(12, started_at=START + 2)), before=canary)
-    assert (canary.phase, canary.cause) == (CanaryPhase.FAILED, Cause.CANDIDATE_CRASHED)
 
 
 @pytest.mark.parametrize(
@@ -150,49 +100,6 @@ def test_trouble_is_an_error_while_it_lasts(cause: Cause) -> None:
     assert (canary.phase, canary.cause, canary.detail) == (CanaryPhase.MEASURING, Cause.NONE, "")
 
 
-def test_a_failed_revision_is_not_tried_again() -> None:
-    """GitOps keeps the bad draft in the spec: whatever is seen later, it stays out."""
-    failed = after(LOOK, seen(report(1000, -0.1)))
-    later = replace(seen(report(1000, 0.5)), at=START + 100 * HOUR_S)
-    assert step(failed, later).canary is not None
-    assert after(later, before=failed).phase == CanaryPhase.FAILED
-
-
-def test_a_failure_against_another_stable_is_not_final() -> None:
-    """Bug: it was remembered for ever, and its message said that the revision of then serves on."""
-    failed = after(LOOK, seen(report(1000, -0.1)))
-    canary = after(replace(LOOK, stable="third", at=START + 60), before=failed)
-    assert (canary.phase, canary.stable, canary.sums) == (CanaryPhase.STARTING, "third", [])
-    assert after(replace(LOOK, stable=""), before=failed).phase == CanaryPhase.FAILED
-
-
-def test_another_revision_after_a_failed_one_starts_at_once() -> None:
-    failed = after(LOOK, seen(report(1000, -0.1)))
-    result = step(failed, replace(LOOK, candidate="third"))
-    assert result.canary is not None
-    assert (result.canary.phase, result.canary.candidate, result.canary.stable) == (
-        CanaryPhase.STARTING,
-        "third",
-        "old",
-    )
-    assert result.ended is None
-
-
-def test_a_second_patch_supersedes_and_starts_against_the_same_stable() -> None:
-    result = step(under_way(), replace(LOOK, candidate="third", at=START + 60))
-    assert result.ended is not None
-    assert (result.ended.phase, result.ended.candidate) == (CanaryPhase.SUPERSEDED, "new")
-    assert result.canary is not None
-    assert (result.canary.stable, started_s(result.canary), result.canary.sums) == ("old", START + 60, [])
-
-
-def test_a_patch_back_cancels_and_leaves_none() -> None:
-    result = step(under_way(), replace(LOOK, candidate="old"))
-    assert result.canary is None
-    assert result.ended is not None
-    assert result.ended.phase == CanaryPhase.CANCELLED
-
-
 @pytest.mark.parametrize(
     ("choice", "phase", "runs", "holds"),
     [
@@ -207,11 +114,6 @@ def test_no_verdict_in_time(choice: OnInconclusive, phase: CanaryPhase, runs: bo
     canary = after(replace(late, at=late.at - 1), late, before=under_way())
     assert (canary.phase, canary.cause) == (phase, Cause.TIMEOUT)
     assert (has_pods(canary, settings), keeps_away(canary)) == (runs, holds)
-
-
-def test_a_service_without_traffic_is_inconclusive_for_that() -> None:
-    canary = after(replace(seen(report(3)), at=START + 6 * HOUR_S), before=under_way())
-    assert (canary.phase, canary.cause) == (CanaryPhase.INCONCLUSIVE, Cause.NO_TRAFFIC)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +152,6 @@ def test_an_obeyed_annotation_does_nothing_when_its_candidate_returns(order: str
     back = replace(LOOK, at=START + 60, orders=orders)
     canary = after(back, replace(back, at=START + 61), before=other)
     assert (canary.phase, canary.candidate) == (CanaryPhase.STARTING, "new")
-
-
-@pytest.mark.parametrize("order", ["promote", "abort", "retry"])
-def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: str) -> None:
-    result = step(under_way(), seen(report(10), orders={order: "nonsense/1"}))
-    assert result.canary == under_way()
-    assert result.unknown_orders == (f"{order}=nonsense/1",)
 
 
 @pytest.mark.parametrize("order", ["promote", "abort", "retry"])
@@ -302,50 +197,6 @@ def test_retry_of_measured_candidate_is_spent() -> None:
     look = seen(report(1000, -0.1), orders={"retry": "new"})
     canary = after(look, replace(look, at=START + 60), before=under_way())
     assert (canary.phase, started_s(canary)) == (CanaryPhase.FAILED, START)
-
-
-def test_nothing_is_decided_while_paused_or_scaled_to_zero() -> None:
-    """Not even by the clock; the sums go on, and so does the canary."""
-    paused = replace(seen(report(1000, -0.1)), is_paused=True, at=START + 9 * HOUR_S)
-    canary = after(paused, before=under_way())
-    assert canary.phase == CanaryPhase.MEASURING
-    assert after(seen(report(1000, -0.1)), before=canary).phase == CanaryPhase.FAILED
-
-
-def test_a_pause_does_not_count_towards_the_timeout() -> None:
-    """Bug: a service that was paused for longer than the timeout was inconclusive, or promoted, at its first look."""
-    pauses = [replace(seen(), is_paused=True, at=START + hours * HOUR_S) for hours in (1, 2, 7)]
-    resumed = replace(seen(report(10)), at=START + 8 * HOUR_S)
-    paused_again = replace(pauses[0], at=START + 9 * HOUR_S)
-    resumed_again = replace(resumed, at=START + 20 * HOUR_S)
-    canary = after(*pauses, resumed, paused_again, resumed_again, before=under_way())
-    assert (canary.phase, canary.held_seconds) == (CanaryPhase.MEASURING, 18 * HOUR_S)
-    late = replace(resumed, at=START + 24 * HOUR_S)
-    assert after(replace(late, at=late.at - 1), before=canary).phase == CanaryPhase.MEASURING
-    assert after(late, before=canary).phase == CanaryPhase.INCONCLUSIVE
-
-
-def test_a_pause_keeps_a_new_canary_from_starting() -> None:
-    assert step(None, replace(LOOK, is_paused=True)).canary is None
-
-
-def test_what_a_newer_release_wrote_stays_as_it_is() -> None:
-    """The operator is rolled back in the midst of a canary."""
-    newer = in_phase("Shadowing")
-    assert step(newer, replace(LOOK, candidate="third")).canary == newer
-    assert keeps_away(newer)
-
-
-def test_a_restarted_pod_loses_no_requests_and_counts_none_twice() -> None:
-    """Its process counts from 0 again; a pod that does not answer keeps what it said last."""
-    looks = [seen(report(40)), seen(report(60)), seen(report(5, started_at=START + 9)), seen()]
-    canary = after(LOOK, *looks)
-    assert requests_of(canary) == 65
-
-
-def test_a_product_that_loses_fails_the_candidate() -> None:
-    both = [report(1000, 0.2), report(1000, -0.2, pod="b", product="L4")]
-    assert after(LOOK, seen(*both)).cause == Cause.WORSE
 
 
 def test_a_product_without_a_verdict_holds_the_promotion() -> None:
@@ -399,13 +250,6 @@ def test_a_candidate_that_was_left_is_measured_when_it_comes_back(phase: CanaryP
     assert attempt_of(canary) != attempt_of(left)
 
 
-def test_a_retry_is_another_attempt() -> None:
-    """The runtime's sums start from 0 with a new id: they must not be taken for the first attempt's."""
-    failed = in_phase(CanaryPhase.FAILED)
-    canary = after(replace(LOOK, at=START + 60, orders={"retry": "new"}), before=failed)
-    assert attempt_of(canary) != attempt_of(failed)
-
-
 @pytest.mark.parametrize("orders", [{}, {"retry": "new"}])
 def test_a_later_attempt_has_another_name_under_a_slower_clock(orders: dict[str, str]) -> None:
     """An operator takes over whose clock is behind: sums of the attempt before must not be taken for the new one's."""
@@ -438,38 +282,6 @@ def test_a_promotion_that_was_not_noted_goes_on() -> None:
     assert after(seen(stable="new"), before=under_way()).phase == CanaryPhase.PROMOTING
 
 
-def test_the_way_back_is_not_measured() -> None:
-    """The pool before comes back at once: an incident must not wait."""
-    done = in_phase(CanaryPhase.SUCCESSFUL)
-    assert step(done, replace(LOOK, stable="new", candidate="old")).canary is None
-    assert step(done, replace(LOOK, stable="new", candidate="third")).canary is not None
-
-
-def test_another_strategy_ends_it() -> None:
-    result = step(under_way(), replace(LOOK, is_canary=False))
-    assert result.canary is None
-    assert result.ended is not None
-    assert result.ended.phase == CanaryPhase.CANCELLED
-
-
-def test_trouble_that_outlasts_the_timeout_stays_an_error() -> None:
-    """No capacity is not the candidate's doing, and what was never measured is not judged."""
-    late = seen(trouble=(Cause.NO_CAPACITY, "no node"), at=START + 9 * HOUR_S)
-    canary = after(late, before=under_way())
-    assert (canary.phase, canary.cause) == (CanaryPhase.ERROR, Cause.NO_CAPACITY)
-
-
-def test_trouble_does_not_count_towards_the_timeout() -> None:
-    """Bug: once a node appeared after the timeout, the canary was Inconclusive at once, without a request."""
-    trouble = seen(trouble=(Cause.NO_CAPACITY, "no node"), at=START + HOUR_S)
-    over = seen(report(10), at=START + 9 * HOUR_S)
-    canary = after(trouble, replace(trouble, at=START + 8 * HOUR_S), over, before=under_way())
-    assert (canary.phase, canary.held_seconds) == (CanaryPhase.MEASURING, 8 * HOUR_S)
-    late = replace(over, at=START + 14 * HOUR_S)
-    assert after(replace(late, at=late.at - 1), before=canary).phase == CanaryPhase.MEASURING
-    assert after(late, before=canary).phase == CanaryPhase.INCONCLUSIVE
-
-
 def test_promote_at_timeout_needs_requests_of_both_arms() -> None:
     """Bug: a candidate without any request was rolled out: missing data counted as success."""
     settings = RolloutCanary(on_inconclusive=OnInconclusive.PROMOTE)
@@ -483,14 +295,3 @@ def test_promote_at_timeout_needs_requests_of_both_arms() -> None:
     assert after(replace(late, pods=of_one_product), before=canary).phase == CanaryPhase.INCONCLUSIVE
     both = replace(of_one_product, products=frozenset(("H200",)))
     assert after(replace(late, pods=both), before=canary).phase == CanaryPhase.PROMOTING
-
-
-@pytest.mark.parametrize("is_paused", [False, True])
-def test_another_share_of_requests_starts_a_new_attempt(is_paused: bool) -> None:
-    """Bug: a night at 5% and a day at 50% were pooled, and of two equal pools one was 43% worse: final."""
-    before = under_way().model_copy(update={"obeyed": ["retry=new"]})
-    look = replace(seen(report(1000, -0.43)), at=START + 60, settings=RolloutCanary(candidate_percent=5))
-    canary = after(replace(look, is_paused=is_paused), before=before)
-    assert (canary.phase, canary.candidate_percent, canary.sums) == (CanaryPhase.STARTING, 5, [])
-    assert (attempt_of(canary) != attempt_of(before), canary.stable, canary.obeyed) == (True, "old", ["retry=new"])
-    assert attempt_of(after(look, before=canary)) == attempt_of(canary)

@@ -29,7 +29,7 @@ def on_deployment(text: str) -> dict[str, Any]:
 
 def test_the_record_counts_where_the_status_has_no_canary() -> None:
     """It holds all that a decision depends on, and nothing for people."""
-    lasting = {
+    lasting: dict[str, Any] = {
         "cause": "Timeout", "detail": "why", "obeyed": ["abort=new"], "held_seconds": 60, "candidate_percent": 5,
         "held_since": "2026-11-28T09:10:00Z", "idle_seconds": 7,
         "sums": [RolloutSums(product="H200", restarts=1, stable=ARM, candidate=ARM)],
