@@ -89,6 +89,7 @@ _PHASES_OF_ORDER: Mapping[str, tuple[CanaryPhase, ...]] = {
     "retry": (CanaryPhase.FAILED, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE),
 }
 """Order -> phases in which it is carried out."""
+_ENDS = {"promote": (CanaryPhase.PROMOTING, Cause.NONE), "abort": (CanaryPhase.FAILED, Cause.ABORTED_BY_HAND)}
 _BY_VERDICT: Mapping[CanaryVerdict, Cause] = {
     CanaryVerdict.WORSE: Cause.WORSE,
     CanaryVerdict.SLO_LOWERED: Cause.SLO_LOWERED,
@@ -166,9 +167,9 @@ def _ended(before: RolloutStatus | None, view: CanaryView) -> RolloutStatus | No
 
 def _continued(before: RolloutStatus, view: CanaryView) -> tuple[RolloutStatus, Judgement | None]:
     """The canary of an unchanged candidate, a look later."""
-    before = _with_spent_orders(before, view)
-    if (ordered := _ordered(before, view)) is not None:
-        return ordered, None
+    before, is_ordered = _with_orders(before, view)
+    if is_ordered:
+        return before, None
     if before.phase == CanaryPhase.PROMOTING and view.is_rolled_out:
         return before.model_copy(update={"phase": CanaryPhase.SUCCESSFUL.value}), None
     if before.phase not in OPEN:
@@ -183,24 +184,18 @@ def _continued(before: RolloutStatus, view: CanaryView) -> tuple[RolloutStatus, 
     return (_counted(before, view), None) if view.is_paused or view.hold else _measured(before, view)
 
 
-def _ordered(before: RolloutStatus, view: CanaryView) -> RolloutStatus | None:
-    """Order of a user by an annotation; None without one, or if it was obeyed before."""
-    if obeyed := _new_order(before, view, "promote"):
-        return _in_phase(before.model_copy(update={"obeyed": obeyed}), CanaryPhase.PROMOTING)
-    if obeyed := _new_order(before, view, "abort"):
-        return _in_phase(before.model_copy(update={"obeyed": obeyed}), CanaryPhase.FAILED, Cause.ABORTED_BY_HAND)
-    if obeyed := _new_order(before, view, "retry"):
-        return _new(before, view, view.stable or before.stable, obeyed)
-    return None
-
-
-def _with_spent_orders(before: RolloutStatus, view: CanaryView) -> RolloutStatus:
-    """`before` with the orders that its phase leaves nothing to do for. They count as obeyed: their annotations stay,
-    and would decide a later canary of the same candidate."""
+def _with_orders(before: RolloutStatus, view: CanaryView) -> tuple[RolloutStatus, bool]:
+    """`before` once the user's newest order is carried out; and whether one was. One that the phase leaves nothing to
+    do for counts as obeyed: its annotation stays, and would decide a later canary of the same candidate."""
     for name, phases in _PHASES_OF_ORDER.items():
-        if before.phase not in phases and (obeyed := _new_order(before, view, name)):
-            before = before.model_copy(update={"obeyed": obeyed})
-    return before
+        if not (obeyed := _new_order(before, view, name)):
+            continue
+        is_due, before = before.phase in phases, before.model_copy(update={"obeyed": obeyed})
+        if is_due and name == "retry":
+            return _new(before, view, view.stable or before.stable, obeyed), True
+        if is_due:
+            return _in_phase(before, *_ENDS[name]), True
+    return before, False
 
 
 def _new_order(before: RolloutStatus, view: CanaryView, name: str) -> list[str]:

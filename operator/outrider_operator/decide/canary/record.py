@@ -45,8 +45,8 @@ def with_clock(canary: RolloutStatus, at: float, *, runs: bool) -> RolloutStatus
     """`canary` while the clock of its timeout runs, or does not since nothing can be measured."""
     since = unix_seconds(canary.held_since)
     if runs and since is not None:
-        held = canary.held_seconds + round(max(0.0, at - since))
-        return canary.model_copy(update={"held_seconds": held, "held_since": ""})
+        pause_s = canary.held_seconds + round(max(0.0, at - since))
+        return canary.model_copy(update={"held_seconds": pause_s, "held_since": ""})
     return canary if runs or since is not None else canary.model_copy(update={"held_since": timestamp(at)})
 
 

@@ -203,8 +203,8 @@ def _no_node(sight: CanarySight) -> str:
 def _scheduling_gates(sight: CanarySight) -> str:
     """A sentence about a pod that nothing has let to the scheduler for long."""
     late_s = sight.pods.at - sight.world.settings.no_capacity_after_s
-    gated = (pod for pod in sight.pods.living if items(pod, "spec", "schedulingGates") and created_s(pod) <= late_s)
-    return next((f"{what_it_waits_for(pod)}." for pod in gated), "")
+    late_pods = (pod for pod in sight.pods.living if items(pod, "spec", "schedulingGates") and created_s(pod) <= late_s)
+    return next((f"{what_it_waits_for(pod)}." for pod in late_pods), "")
 
 
 def _overdue(sight: CanarySight) -> str:

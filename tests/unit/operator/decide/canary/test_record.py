@@ -41,7 +41,7 @@ def test_the_record_counts_where_the_status_has_no_canary() -> None:
 
 
 def test_canary_of_release_before_is_read_from_its_record() -> None:
-    """As 3ad3996d wrote it, in the status and on the Deployment."""
+    """The annotation that 3ad3996d wrote."""
     written = (
         '{"phase":"Measuring","candidate":"89c410ed2e","stable":"13b4549f6e","startedAt":"2026-11-28T09:00:00Z",'
         '"candidatePercent":50,"heldSeconds":60,"obeyed":["retry=89c410ed2e"],"sums":[{"product":"cpu","restarts":1,'
@@ -56,10 +56,10 @@ def test_canary_of_release_before_is_read_from_its_record() -> None:
 
 
 def test_the_clock_runs_only_while_something_is_measured() -> None:
-    held = with_clock(status(held_seconds=5), START + 10, runs=False)
-    assert with_clock(held, START + 20, runs=False) == held
-    assert measured_s(held, START + 30) == 5
-    running = with_clock(held, START + 40, runs=True)
+    stopped = with_clock(status(held_seconds=5), START + 10, runs=False)
+    assert with_clock(stopped, START + 20, runs=False) == stopped
+    assert measured_s(stopped, START + 30) == 5
+    running = with_clock(stopped, START + 40, runs=True)
     assert (running.held_seconds, running.held_since, measured_s(running, START + 50)) == (35, "", 15)
 
 
