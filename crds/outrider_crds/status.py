@@ -103,6 +103,8 @@ class ConditionReason(StrEnum):
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     # InferencePoolReady; NameConflict and ChildRejected too
     POOL_CURRENT = "PoolCurrent"
+    NOT_ATTACHED = "NotAttached"
+    NOT_ACCEPTED = "NotAccepted"
     NOT_REQUESTED = "NotRequested"
     # AdaptersLoaded
     ALL_LOADED = "AllLoaded"

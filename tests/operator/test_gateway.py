@@ -58,7 +58,7 @@ def test_service_without_the_extension_serves_and_says_so(early: Service) -> Non
 def test_pool_is_made_once_the_extension_is_there(extension: Cluster, early: Service) -> None:
     """The operator looks for the extension every minute. The API server takes it by the extension's own schema."""
     del extension
-    early.wait(READY, "True", "PoolCurrent")
+    early.wait(READY, "Unknown", "NotAttached")
     pool = early.child(INFERENCE_POOL)
     assert pool["metadata"]["ownerReferences"][0]["uid"] == early.read()["metadata"]["uid"]
     labels = pool["spec"]["selector"]["matchLabels"].items()
@@ -72,7 +72,7 @@ def test_pool_is_made_once_the_extension_is_there(extension: Cluster, early: Ser
 def test_pool_changed_by_hand_is_put_right(extension: Cluster, early: Service, client: Client) -> None:
     """Custom resources take no strategic merge patch: the operator's claim of the object was a 415 at each look."""
     del extension
-    early.wait(READY, "True", "PoolCurrent")
+    early.wait(READY, "Unknown", "NotAttached")
     client.patch(INFERENCE_POOL, early.namespace, early.name, {"spec": {"targetPorts": [{"number": 9000}]}})
     early.annotate(touched="3")  # no watch tells of it
     wait_for("port 8000", lambda: early.child(INFERENCE_POOL)["spec"]["targetPorts"] == [{"number": 8000}])
@@ -98,19 +98,19 @@ def test_foreign_pool_is_left_alone_and_the_service_serves(
     assert service.child(INFERENCE_POOL) == made
     client.delete(INFERENCE_POOL, namespace, "taken")
     service.annotate(touched="1")  # no watch tells of it
-    service.wait(READY, "True", "PoolCurrent")
+    service.wait(READY, "Unknown", "NotAttached")
 
 
 def test_pool_goes_with_the_wish_and_with_the_service(extension: Cluster, make: Make, client: Client) -> None:
     del extension
     service = make("leaving", **ON, **SKIP)
     gone = partial(_is_gone, client, service)
-    service.wait(READY, "True", "PoolCurrent")
+    service.wait(READY, "Unknown", "NotAttached")
     service.patch({"gateway": {"inferencePool": False}})
     wait_for("its end", gone)
     service.wait(READY, "Unknown", "NotRequested")
     service.patch({"gateway": {"inferencePool": True}})
-    service.wait(READY, "True", "PoolCurrent")
+    service.wait(READY, "Unknown", "NotAttached")
     client.delete(SERVICE, service.namespace, service.name)
     wait_for("garbage collection", gone)
 

@@ -10,6 +10,7 @@ from outrider_crds.status import ConditionReason, ConditionType, RevisionStatus
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object, groups_name
 from outrider_operator.decide.canary.canary_objects import canary_hot_map
+from outrider_operator.decide.concerns.gateway_outcome import picker_peers
 from outrider_operator.decide.concerns.rollout_conditions import progressing, updated
 from outrider_operator.decide.concerns.rollout_view import RolloutView
 from outrider_operator.decide.intent import Intent
@@ -21,7 +22,6 @@ from outrider_operator.decide.specification import unreadable_spec
 from outrider_operator.decide.unreachable_pods import why_unreachable
 from outrider_operator.decide.verdict import Verdicts, unknown
 from outrider_operator.decide.workloads.children import serving_objects, unneeded_children
-from outrider_operator.decide.workloads.inference_pool import picker_peers
 from outrider_operator.decide.workloads.pod_availability import available, endpoint_ready
 from outrider_operator.decide.workloads.refreshes import plan_refreshes
 from outrider_operator.decide.workloads.services import hot_map

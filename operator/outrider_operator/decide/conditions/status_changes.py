@@ -39,6 +39,7 @@ _QUIET = frozenset(
         ConditionReason.NO_SLO_CLASSES,
         ConditionReason.COMPLETE,
         ConditionReason.NOT_REQUESTED,
+        ConditionReason.NOT_ATTACHED,
         ConditionReason.NO_ADAPTERS,
         ConditionReason.LOADING,
     }

@@ -53,8 +53,8 @@ def test_pool_selects_the_pods_and_names_the_picker() -> None:
         },
     }
     assert pool["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
-    assert world.reason(C.INFERENCE_POOL_READY) == "True/PoolCurrent"
-    assert "there is none" in world.condition(C.INFERENCE_POOL_READY).message
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotAttached"
+    assert "There is no Service chat-epp" in world.condition(C.INFERENCE_POOL_READY).message
 
 
 def test_another_picker_changes_the_pool_and_no_pod() -> None:
@@ -163,7 +163,7 @@ def test_cluster_without_the_extension_serves_on(access: KindAccess, reason: str
     assert plan.requeue_after_s is not None, "no watch tells of the extension"
     world.pool_access = KindAccess.SERVED
     world.settle()
-    assert world.reason(C.INFERENCE_POOL_READY) == "True/PoolCurrent"
+    assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotAttached"
 
 
 def test_refused_pool_is_named_and_holds_nothing_up() -> None:
@@ -201,3 +201,39 @@ def test_no_policy_is_made_for_the_picker_alone() -> None:
     world.objects[KUBERNETES_SERVICE, "chat-epp"] = picker()
     world.settle()
     assert not [key for key in world.objects if key[0] == NETWORK_POLICY]
+
+
+ACCEPTED = {"type": "Accepted", "status": "True", "observedGeneration": 1}
+RESOLVED = {"type": "ResolvedRefs", "status": "True", "observedGeneration": 1}
+UNRESOLVED = {**RESOLVED, "status": "False", "message": "Service chat-epp has no endpoints"}
+
+
+@pytest.mark.parametrize(
+    ("parents", "reason", "words"),
+    [
+        ([], "Unknown/NotAttached", "HTTPRoute"),
+        ([{"parentRef": {"kind": "Status", "name": "default"}}], "Unknown/NotAttached", "HTTPRoute"),
+        ([{"parentRef": {"name": "inner"}, "conditions": [ACCEPTED, RESOLVED]}], "True/PoolCurrent", "Gateway inner"),
+        ([{"parentRef": {"name": "inner"}, "conditions": [ACCEPTED, UNRESOLVED]}], "False/NotAccepted", "no endpoints"),
+        ([{"parentRef": {"name": "inner"}, "conditions": []}], "False/NotAccepted", "not accepted the pool yet"),
+        ([{"parentRef": "odd", "conditions": "odd"}, "odd"], "False/NotAccepted", "not accepted the pool yet"),
+    ],
+)
+def test_pool_is_ready_once_each_gateway_accepts_it(parents: list[Any], reason: str, words: str) -> None:
+    """A pool that was written counted as ready, whatever the gateway said of it."""
+    world = World(manifest(**ON))
+    world.settle()
+    world.objects[INFERENCE_POOL, "chat"]["status"] = {"parents": parents}
+    world.settle()
+    assert world.reason(C.INFERENCE_POOL_READY) == reason
+    assert words in world.condition(C.INFERENCE_POOL_READY).message
+
+
+def test_pool_is_not_ready_before_gateways_see_a_change() -> None:
+    world = World(manifest(**ON))
+    world.settle()
+    pool = world.objects[INFERENCE_POOL, "chat"]
+    pool["metadata"]["generation"] = 2
+    pool["status"] = {"parents": [{"parentRef": {"name": "inner"}, "conditions": [ACCEPTED, RESOLVED]}]}
+    world.settle()
+    assert world.reason(C.INFERENCE_POOL_READY) == "False/NotAccepted"
