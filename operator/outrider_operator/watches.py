@@ -1,8 +1,6 @@
 """Keep the cache up to date by one list-and-watch loop per kind and namespace.
 
-kopf's own watches are not enough. They do not tell a handler that a list is complete, so an object that was deleted
-while a watch was broken would stay in the cache, and the first reconcile could not wait for all lists. They restart a
-broken watch at a fixed pace. An error in a watch, or a namespace without its Role, ends the whole operator.
+kopf's own watches were measured against these: docs/explanation/operator.md has the figures and the faults.
 """
 
 from __future__ import annotations
