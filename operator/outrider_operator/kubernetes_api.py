@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -25,6 +26,8 @@ from outrider_operator.kinds import UNWATCHED_CHILDREN, WATCHED_BY_METADATA, Res
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import items, name_of, namespace_of, text
+
+logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 25
 MOST_PAGE = 4 * 1024 * 1024
@@ -307,6 +310,17 @@ class KubernetesApi:
         if response.status >= 400:
             raise _error(response.status, await response.text())
         return response
+
+
+async def some_if_possible(
+    api: KubernetesApi, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1
+) -> list[Object] | None:
+    """Objects on the first `pages`; None on an error: a better sentence is not worth a failed reconcile."""
+    try:
+        return await api.some(kind, namespace, fields=fields, pages=pages)
+    except (ApiError, *UNREACHABLE) as error:
+        logger.warning("Cannot read the %s of %s: %r", kind.plural, namespace, error)
+        return None
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:

@@ -13,7 +13,7 @@ from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import Object, Observed, OperatorSettings
 from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import ApiError
+from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
@@ -35,26 +35,23 @@ _GO_ON_S = 1.0
 class Reconciler:
     def __init__(
         self,
+        api: KubernetesApi,
         cache: ObjectCache,
-        observer: Observer,
-        applier: Applier,
-        status_writer: StatusWriter,
         measurements: Measurements,
-        events: Events,
-        decide: Decide,
-        settings: OperatorSettings,
         users: ProfileUsers,
+        settings: OperatorSettings,
+        decide: Decide,
         wake: Callable[[Key], None],
     ) -> None:
         self._cache = cache
-        self._observer = observer
-        self._applier = applier
-        self._status_writer = status_writer
+        self._observer = Observer(api, cache, measurements, settings)
+        self._applier = Applier(api, cache)
+        self._status_writer = StatusWriter(api, cache)
+        self._events = Events(api)
         self._measurements = measurements
-        self._events = events
-        self._decide = decide
-        self._settings = settings
         self._users = users
+        self._settings = settings
+        self._decide = decide
         self._wake = wake
         self._refusals: dict[Key, RefusalBackoff] = {}
         self._computing = asyncio.Lock()

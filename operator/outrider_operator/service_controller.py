@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from outrider_operator import gc_freeze, kinds
-from outrider_operator.apply import Applier, ObserveAgain
+from outrider_operator.apply import ObserveAgain
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
     GROUPS_LABEL,
@@ -24,18 +24,15 @@ from outrider_operator.cluster_model import (
     service_of_groups,
 )
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
-from outrider_operator.events import Events
 from outrider_operator.kinds import ResourceKind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.lease import Lease
-from outrider_operator.observe import Observer
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures
 from outrider_operator.serving_pods import ServingPods
-from outrider_operator.status_writer import StatusWriter
 from outrider_operator.supervision import Supervisor
 from outrider_operator.validation.reading import component, label, name_of, namespace_of
 from outrider_operator.watches import Watches
@@ -60,13 +57,7 @@ STUCK_AFTER_S = LONGEST_RECONCILE_S + 60.0
 class ServiceController:
     """The operator's work, which kopf starts and stops."""
 
-    def __init__(
-        self,
-        settings: OperatorSettings,
-        api: KubernetesApi,
-        lease: Lease,
-        decide: Decide,
-    ) -> None:
+    def __init__(self, settings: OperatorSettings, api: KubernetesApi, lease: Lease, decide: Decide) -> None:
         self._settings = settings
         self._api = api
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)
@@ -76,20 +67,10 @@ class ServiceController:
         telemetry.OLDEST_RECONCILE_SECONDS.set_function(lambda: self._queue.oldest_s())
         self._users = ProfileUsers()
         self._supervisor = Supervisor()
-        pods = ServingPods(self._cache)
-        prometheus = _prometheus(settings)
+        pods, prometheus = ServingPods(self._cache), _prometheus(settings)
         self._measurements = Measurements(self._cache, pods, self._wake_one, prometheus, settings.metrics_window_s)
         self._reconciler = Reconciler(
-            self._cache,
-            Observer(api, self._cache, pods, self._measurements, settings, watch_nodes=settings.watch_nodes),
-            Applier(api, self._cache),
-            StatusWriter(api, self._cache),
-            self._measurements,
-            Events(api),
-            decide,
-            settings,
-            self._users,
-            self._wake_one,
+            api, self._cache, self._measurements, self._users, settings, decide, self._wake_one
         )
         self._lease = lease
         self._cache.subscribe(self._wake)

@@ -27,7 +27,8 @@ from outrider_operator.kinds import (
     ResourceKind,
 )
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.observe import Observer, current_warning, node_in_the_making
+from outrider_operator.observe import Observer
+from outrider_operator.pod_events import current_warning, node_in_the_making
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import name_of
@@ -109,7 +110,7 @@ async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.Mon
         walked.extend(pods)
         return pod_of(job, pods)
 
-    monkeypatch.setattr("outrider_operator.observe.pod_of", noting)
+    monkeypatch.setattr("outrider_operator.pod_events.pod_of", noting)
     await _observer(Api(), cache).observe(_service(), ())
     assert len(walked) == 20
 
@@ -176,7 +177,7 @@ def _observer(api: Api, cache: ObjectCache, trusted: tuple[str, ...] = ("platfor
     pods = ServingPods(cache)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
     settings = settings_with(namespace="outrider-system", profiles_shared_from=trusted)
-    return Observer(cast(KubernetesApi, api), cache, pods, measurements, settings, watch_nodes=True)
+    return Observer(cast(KubernetesApi, api), cache, measurements, settings)
 
 
 def _service() -> Object:

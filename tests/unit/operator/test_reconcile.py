@@ -6,21 +6,17 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from outrider_operator.apply import Applier
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import Observed, OperatorSettings
 from outrider_operator.decide import decide
-from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.refusals import PATIENCE
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
-from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
@@ -112,16 +108,4 @@ def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
     pods, client = ServingPods(cache), cast(KubernetesApi, api)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
     settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
-    observer = Observer(client, cache, pods, measurements, settings, watch_nodes=True)
-    return Reconciler(
-        cache,
-        observer,
-        Applier(client, cache),
-        StatusWriter(client, cache),
-        measurements,
-        Events(client),
-        decide,
-        settings,
-        ProfileUsers(),
-        lambda _: None,
-    )
+    return Reconciler(client, cache, measurements, ProfileUsers(), settings, decide, lambda _: None)
