@@ -24,6 +24,7 @@ from outrider_crds.counters import (
     StepCounters,
 )
 from outrider_crds.metrics import Group, Labelled, Metric
+from outrider_crds.texts import Message, Text
 
 STATE_SCHEMA = 1
 
@@ -44,13 +45,13 @@ class ProfileState(Model):
     source: Annotated[ProfileSource, Metric("outrider_profile_mounted", series=_is_mounted)] = ProfileSource.LEARNING
     """1 while the coefficients come from a mounted profile (corrected online), 0 while they are learned from this pod's
     own steps."""
-    target_key: str = ""
+    target_key: Text = ""
     error_percent: Annotated[float | None, Metric("outrider_profile_error_percent")] = None
     """Held-out error of the profile in force, in percent. Absent while there is none."""
-    mismatch: Annotated[str, Metric("outrider_profile_mismatch")] = ""
+    mismatch: Annotated[Message, Metric("outrider_profile_mismatch")] = ""
     """Device, engine version or commit differ from those that the profile was measured on: 1 with a sentence in the
     state, 0 when they agree."""
-    load_error: Annotated[str, Metric("outrider_profile_load_error")] = ""
+    load_error: Annotated[Message, Metric("outrider_profile_load_error")] = ""
     """A mounted profile file cannot be read: 1 with a sentence in the state. The coefficients before it stay in
     force."""
 
@@ -86,13 +87,13 @@ MEMORY_WORDS = (
 
 
 class DrafterReport(DrafterCounters):
-    name: str
-    kind: str = ""
+    name: Text
+    kind: Text = ""
     """Name of the block drafter that its checkpoint is (DFlash, DFlash2, DSpark); empty for other methods."""
     loaded: Annotated[bool, Metric("outrider_drafter_loaded")]
     """1 while the drafter is loaded."""
     reason: Annotated[
-        str, Metric("outrider_drafter_info", labels=("reason",), series=lambda _drafter, reason: [((reason,), 1.0)])
+        Message, Metric("outrider_drafter_info", labels=("reason",), series=lambda _drafter, reason: [((reason,), 1.0)])
     ] = ""
     """Always 1. Label `reason`: why the drafter is not loaded or is suspended, in a sentence; empty when it is in
     use."""
@@ -101,14 +102,14 @@ class DrafterReport(DrafterCounters):
 
 
 class SLOClassState(SLOClassCounters):
-    name: str
+    name: Text
 
 
 class AdapterState(AdapterCounters):
-    name: str
+    name: Text
     loaded: Annotated[bool, Metric("outrider_adapter_loaded")] = False
     """1 while requests may name the adapter."""
-    reason: str = ""
+    reason: Message = ""
     """Reason why it, or its present source, could not be loaded, in a sentence; empty while it is being loaded."""
 
 
@@ -116,7 +117,7 @@ class CanaryState(Model):
     """Both arms of the canary in force. Sums start from 0 with the process, and with another id."""
 
     METRICS: ClassVar[Group] = Group("Draft canary")
-    id: str
+    id: Text
     """`CanaryConfig.id`."""
     stable: ArmCounters = ArmCounters()
     candidate: ArmCounters = ArmCounters()
@@ -129,7 +130,7 @@ class ChoiceState(Model):
     """The controller's current choice, for people."""
 
     METRICS: ClassVar[Group] = Group("The present choice")
-    drafter: str = ""
+    drafter: Text = ""
     draft_tokens: Annotated[
         float,
         Metric(
@@ -140,7 +141,7 @@ class ChoiceState(Model):
     """Mean draft length over the last steps' decoding requests. Label `drafter`: the drafter used most, empty when none
     was."""
     reason: Annotated[
-        str,
+        Text,
         Metric(
             "outrider_choice", labels=("reason",),
             series=lambda _choice, reason: [((name,), reason == name) for name in REASONS],
@@ -164,10 +165,10 @@ def _what_runs(state: Any, revision: str) -> Iterator[Labelled]:
 
 class RuntimeState(StepCounters, Contract):
     schema_version: int = STATE_SCHEMA
-    service: str
-    namespace: str
+    service: Text
+    namespace: Text
     revision: Annotated[
-        str,
+        Text,
         Metric(
             "outrider_info", labels=("revision", "config_hash", "product", "device", "engine_version", "target_key"),
             series=_what_runs,
@@ -175,9 +176,9 @@ class RuntimeState(StepCounters, Contract):
     ]  # fmt: skip
     """Always 1; what runs in this pod. Labels `revision`, `config_hash` (digest of the hot config in force), `product`
     (as the node's label names it), `device`, `engine_version`, `target_key` (of the latency profile looked up)."""
-    config_hash: str
+    config_hash: Text
     """Digest of the HotConfig in force."""
-    config_error: Annotated[str, Metric("outrider_config_error")] = ""
+    config_error: Annotated[Message, Metric("outrider_config_error")] = ""
     """The mounted hot config cannot be used: 1 with a sentence in the state. The one before it stays in force."""
     started_at: Annotated[float, Metric("outrider_started_timestamp_seconds")]
     """Unix time at which the process started."""
@@ -187,9 +188,9 @@ class RuntimeState(StepCounters, Contract):
     """What `/readyz` answers: 1 while the engine is healthy, the plugin reports, and the pod is not draining."""
     plugin_active: Annotated[bool, Metric("outrider_plugin_active")]
     """1 while the controller inside the engine process is active and its last report is fresh."""
-    product: str = ""
-    device: str = ""
-    engine_version: str = ""
+    product: Text = ""
+    device: Text = ""
+    engine_version: Text = ""
     verification: Verification | None = None
     """None before the engine has started."""
     profile: ProfileState = ProfileState()

@@ -10,9 +10,7 @@ from pydantic import Field, WithJsonSchema
 from outrider_crds.base import MapList, Model
 from outrider_crds.counters import ArmCounters, Count
 from outrider_crds.lora_adapters import MOST_ADAPTERS
-
-Text = Annotated[str, Field(max_length=256)]
-Message = Annotated[str, Field(max_length=2048)]
+from outrider_crds.texts import Message, Text
 
 
 class ConditionType(StrEnum):

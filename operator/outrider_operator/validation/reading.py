@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from outrider_crds.texts import cut as cut
+
 from outrider_operator.cluster_model import COMPONENT_LABEL, Object
 
 
@@ -120,9 +122,3 @@ def last_lines(message: str, most: int) -> str:
     """The last lines of what a container said, at most so many, in one line; empty where it said nothing."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return " | ".join(lines[-most:])
-
-
-def cut(message: str, limit: int = 256) -> str:
-    """`message` on one line, cut to `limit` characters as the CRD requires."""
-    line = " ".join(message.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"

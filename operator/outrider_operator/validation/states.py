@@ -11,6 +11,7 @@ from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.runtime_state import AdapterState, RuntimeState, SLOClassState
 from outrider_crds.spec import MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.texts import cut
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -21,7 +22,6 @@ MOST_BYTES = 64 * 1024
 with the longest names and reasons 40 KiB."""
 MOST_COUNT = 10**15
 """Largest number in a state: 30 years of a million tokens per second. Sums over pods fit into 64 bits."""
-MOST_TEXT = 1024
 MOST_ITEMS = 32
 """Items of a list before validation, since each wrong item costs three errors. Histograms have 28, and a service may
 have 32 adapters."""
@@ -38,9 +38,9 @@ def runtime_state(body: bytes) -> RuntimeState | InvalidInput:
         return _cut(RuntimeState.model_validate(_bounded(from_json(body, allow_inf_nan=False)), extra="ignore"))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        return InvalidInput(_SOURCE, "NotAState", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:MOST_TEXT])
+        return InvalidInput(_SOURCE, "NotAState", cut(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
     except ValueError as error:
-        return InvalidInput(_SOURCE, "NotAState", str(error)[:MOST_TEXT])
+        return InvalidInput(_SOURCE, "NotAState", cut(str(error)))
 
 
 def prefetch_progress(body: bytes) -> PrefetchProgress | None:
@@ -79,13 +79,11 @@ def _cut_histogram(histogram: HistogramState, bounds: tuple[float, ...]) -> Hist
 
 
 def _bounded(value: Any) -> Any:
-    """`value` with texts and lists cut. Raises ValueError for a number that a counter cannot have."""
+    """`value` with lists cut. Raises ValueError for a number that a counter cannot have."""
     if isinstance(value, dict):
         return {key: _bounded(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_bounded(item) for item in value[:MOST_ITEMS]]
-    if isinstance(value, str):
-        return value[:MOST_TEXT]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _number(value)
     return value

@@ -62,10 +62,10 @@ def _status(reports: _Reports, behaviour: MeasuredBehaviour) -> AdapterStatus:
     last = next((adapter for adapter in behaviour.last_status.adapters if adapter.name == reports.name), None)
     kept = last if behaviour.between_windows else None
     return AdapterStatus(
-        name=cut(reports.name),
+        name=reports.name,
         loaded=reports.is_loaded,
         pods=f"{reports.loaded}/{reports.pods}",
-        reason=cut(reports.problem),
+        reason=reports.problem,
         **(_measured(behaviour.windows.current, reports.name) if kept is None else kept.model_dump(include=_MEASURED)),
     )
 
@@ -95,8 +95,7 @@ def _said(problems: list[_Reports]) -> str:
     first, more = problems[0], len(problems) - 1
     others = f" So it is with {more} more, see status.adapters." if more else ""
     rest = "The target and the other adapters serve on"
-    sentence = f"Adapter {first.name} is not loaded: {first.problem.rstrip('.')}. {rest}; it is tried again.{others}"
-    return cut(sentence, 2048)
+    return f"Adapter {first.name} is not loaded: {first.problem.rstrip('.')}. {rest}; it is tried again.{others}"
 
 
 def _some(names: list[str]) -> str:

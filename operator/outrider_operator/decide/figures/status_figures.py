@@ -12,7 +12,6 @@ from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import bytes_text, percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
-from outrider_operator.validation.reading import cut
 
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
 
@@ -103,7 +102,7 @@ def _draft(behaviour: MeasuredBehaviour, profiles: list[ProductProfile], name: s
         profiled=bool(profiles)
         and all(profile.keys.drafters.get(name) in profile.store.drafters for profile in profiles),
         loaded=bool(reports) and all(report.loaded for report in reports),
-        reason=cut(_reason(profiles, name, reports)),
+        reason=_reason(profiles, name, reports),
         memory=_memory(reports),
         **(_measured(behaviour.windows.current, name) if kept is None else kept.model_dump(include=_MEASURED)),
     )

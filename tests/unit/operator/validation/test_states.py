@@ -14,7 +14,7 @@ from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MOST_DRAFTERS, MOST_SLO_CLASSES
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, MOST_TEXT, runtime_state
+from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, runtime_state
 
 STATE: dict[str, Any] = {
     "schemaVersion": 1, "service": "chat", "namespace": "ns", "revision": "r", "configHash": "h", "startedAt": 1.0,
@@ -70,7 +70,7 @@ def test_long_texts_are_cut() -> None:
     """A sentence of a pod ends in conditions; a thousand pods' states are in memory."""
     state = runtime_state(json.dumps({**STATE, "configError": "x" * 10_000}).encode())
     assert isinstance(state, RuntimeState)
-    assert len(state.config_error) == MOST_TEXT
+    assert len(state.config_error) == 2048
 
 
 def test_lists_are_no_longer_than_a_service_can_make_them() -> None:
