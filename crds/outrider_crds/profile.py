@@ -145,6 +145,10 @@ class DrafterProfile(Contract):
     measured_at: Timestamp
 
 
+HUB_UNAVAILABLE = "HubUnavailable"
+"""Reason of a failure that may pass: the hub was away while models were downloaded."""
+
+
 class ProfilingFailure(Model):
     reason: Annotated[str, Field(max_length=64)]
     """CamelCase: ModelNotFound, VocabularyMismatch, DrafterFailed, Noisy, OutOfMemory, EngineFailed ..."""

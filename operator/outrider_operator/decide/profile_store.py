@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE, DrafterProfile, ProfilingFailure, TargetProfile
+from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE, DrafterProfile, TargetProfile
 from outrider_crds.profile_keys import ProfileKeys
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -26,6 +26,8 @@ from outrider_operator.validation.reading import annotation, mapping, text
 FAILURES_FILE = "failures.json"
 _DRAFTER_FILE = re.compile(r"[0-9a-f]{1,64}\.json")
 """Name of a drafter's file. Other files are ignored, and removed when the next measurement is stored."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 900.0, 6 * 3600.0
+"""Waits before a measurement that failed for a reason that may pass is tried again; each is twice the last one."""
 _KEYS_KEPT = 64
 """Keys whose failures are kept: a target and the drafters of all services that share it."""
 _ATTEMPTS_KEPT = 16
@@ -40,6 +42,10 @@ class Failure(BaseModel):
     reason: str
     message: str
     job: str
+    tries: int = 0
+    """Jobs that failed so in turn, where another attempt may succeed; 0 where only other settings help."""
+    again_at: float = 0.0
+    """Unix time of the next attempt under the same settings."""
 
 
 Failures = dict[str, dict[str, Failure]]
@@ -75,6 +81,13 @@ class Store:
         return replace(self, drafters=drafters, failures=_without(self.failures, profile.key))
 
     def with_failure(self, key: str, attempt: str, failure: Failure) -> Store:
+        before = self.failure(key, attempt)
+        if before is not None and failure.tries and before.job != failure.job:
+            wait_s = min(FIRST_RETRY_S * 2**before.tries, LONGEST_RETRY_S)
+            repeated = {"tries": before.tries + 1, "again_at": failure.again_at - FIRST_RETRY_S + wait_s}
+            failure = failure.model_copy(update=repeated)
+        elif before is not None and before.job == failure.job:
+            failure = before
         attempts = {name: old for name, old in self.failures.get(key, {}).items() if name != attempt}
         kept = _last({**attempts, attempt: failure}, _ATTEMPTS_KEPT)
         return replace(self, failures=_last({**_without(self.failures, key), key: kept}, _KEYS_KEPT))
@@ -125,10 +138,6 @@ def store_data(store: Store) -> dict[str, str]:
     if store.failures:
         files[FAILURES_FILE] = _FAILURES.dump_python(store.failures)
     return {name: json.dumps(document) for name, document in sorted(files.items())}
-
-
-def failed(failure: ProfilingFailure, job: str) -> Failure:
-    return Failure(reason=failure.reason, message=failure.message, job=job)
 
 
 def _parse(model: type[_P], document: str) -> _P | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from outrider_crds.profile import ProfilingFailure
+from outrider_crds.profile import HUB_UNAVAILABLE, ProfilingFailure
 
 from outrider_runtime.profiler.host_protocol import EngineFailure
 
@@ -21,6 +21,15 @@ MESSAGE_LIMIT = 400
 """Characters of a message: the failures of eight drafters must fit into a termination message of 4096 bytes."""
 _MEMORY = ("out of memory", "no available memory", "not enough memory", "cannot allocate memory", "kv cache space")
 _MEMORY_KINDS = ("OutOfMemoryError", "MemoryError")
+_HUB_AWAY_WORDS = (
+    "server error '5",
+    "503 server error",
+    "couldn't connect to",
+    "cannot find an appropriate cached snapshot",
+    "temporary failure in name resolution",
+)
+"""Words of the hub's client, of requests and of transformers."""
+_HUB_AWAY_KINDS = ("ConnectError", "ConnectTimeout", "ReadTimeout", "RemoteProtocolError", "LocalEntryNotFoundError")
 _MISSING = (
     "is not a valid model identifier",
     "does not appear to have a file named",
@@ -73,13 +82,16 @@ def of_obstacle(sentence: str) -> str:
     """Return the reason for a drafter that the engine cannot load, from the message of the pool's check."""
     if sentence.startswith("vocabulary mismatch"):
         return VOCABULARY_MISMATCH
-    return MODEL_NOT_FOUND if _reason(sentence, ()) == MODEL_NOT_FOUND else DRAFTER_FAILED
+    reason = _reason(sentence, ())
+    return reason if reason in (MODEL_NOT_FOUND, HUB_UNAVAILABLE) else DRAFTER_FAILED
 
 
 def _reason(text: str, kinds: Iterable[str]) -> str:
     lower = text.lower()
     if any(kind in _MEMORY_KINDS for kind in kinds) or any(phrase in lower for phrase in _MEMORY):
         return OUT_OF_MEMORY
+    if any(kind in _HUB_AWAY_KINDS for kind in kinds) or any(words in lower for words in _HUB_AWAY_WORDS):
+        return HUB_UNAVAILABLE
     return MODEL_NOT_FOUND if any(phrase in lower for phrase in _MISSING) else ENGINE_FAILED
 
 

@@ -285,3 +285,17 @@ def test_mtp_is_measured_apart_from_a_head() -> None:
     pool = (lookup(), mtp(), eagle())
     parts = [part.names for part in apart(EnginePart(target=True, drafters=pool))]
     assert parts == [["", "pld", "mtp"], ["eagle"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("org/m cannot be downloaded from the hub: Server error '503 Service Unavailable' for url", "HubUnavailable"),
+        ("We couldn't connect to 'https://huggingface.co' to load the files", "HubUnavailable"),
+        ("org/m cannot be downloaded from the hub: Client error '404 Not Found' for url", "ModelNotFound"),
+    ],
+)
+def test_hub_that_is_away_is_not_a_missing_model(words: str, reason: str) -> None:
+    """A 503 counted as a model that is not there, and nothing was measured until the spec changed."""
+    assert failures.of_exception(OSError(words)).reason == reason
+    assert failures.of_obstacle(words) == reason

@@ -45,6 +45,7 @@ def _writes(world: World, intent: Intent) -> Outcome:
 def _next_look_s(world: World, intent: Intent) -> float | None:
     """Seconds until a profile is too old, or until the next look at a Job whose progress no watch delivers."""
     aging = (stale_in_s(intent.desired, profile.keys, profile.store, world.at) for profile in intent.profiles)
+    retries = (at - world.at for profile in intent.profiles for at in profile.again_at)
     is_polling = any(profile.job_is_active and profile.pod is None for profile in intent.profiles)
     is_polling = is_polling or any(is_being_created(pod) for pod in world.observed.job_pods)
-    return earliest_s((*aging, LOOK_AGAIN_S if is_polling else None))
+    return earliest_s((*aging, *retries, LOOK_AGAIN_S if is_polling else None))

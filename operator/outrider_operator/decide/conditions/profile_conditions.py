@@ -200,8 +200,12 @@ def _failed(profile: ProductProfile, failures: list[tuple[str, Failure]]) -> Ver
     )
     return false(
         reason,
-        f"{profile.keys.product}: {_words(failures)}. Change the spec, or {_AGAIN}; pods learn online meanwhile.",
+        f"{profile.keys.product}: {_words(failures)}. {_remedy(profile)}; pods learn online meanwhile.",
     )
+
+
+def _remedy(profile: ProductProfile) -> str:
+    return "It is tried again by itself" if profile.again_at else f"Change the spec, or {_AGAIN}"
 
 
 def _failures(profile: ProductProfile) -> list[tuple[str, Failure]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from outrider_crds.profile import ProfilingResult
+from outrider_crds.profile import HUB_UNAVAILABLE, ProfilingFailure, ProfilingResult
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.job_pods import why_failed
 from outrider_operator.decide.pod_troubles import has_ended as has_pod_ended
 from outrider_operator.decide.pod_troubles import how_it_ended
-from outrider_operator.decide.profile_store import Failure, Store, failed
+from outrider_operator.decide.profile_store import FIRST_RETRY_S, Failure, Store
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import (
+    created_s,
     cut,
     last_lines,
     text,
@@ -69,8 +70,18 @@ def _with_reported_failures(store: Store, job: Object, request: MeasurementReque
     for failure in result.failures:
         for key in _failed_keys(request, failure.drafter):
             if key not in _measured(result):
-                store = store.with_failure(key, request.attempt, failed(failure, uid_of(job)))
+                store = store.with_failure(key, request.attempt, _reported(failure, job))
     return store
+
+
+def _reported(failure: ProfilingFailure, job: Object) -> Failure:
+    passes = failure.reason == HUB_UNAVAILABLE
+    return _failure(job, failure.reason, failure.message, may_pass=passes)
+
+
+def _failure(job: Object, reason: str, message: str, *, may_pass: bool) -> Failure:
+    again_at = created_s(job) + FIRST_RETRY_S if may_pass else 0.0
+    return Failure(reason=reason, message=message, job=uid_of(job), tries=int(may_pass), again_at=again_at)
 
 
 def _failed_keys(request: MeasurementRequest, drafter: str) -> tuple[str, ...]:
@@ -108,4 +119,8 @@ def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure
     else:
         what = why_failed(job) or "Its pod left no result"
     last = f"; its last lines: {said}" if said else ""
-    return Failure(reason="JobFailed", message=cut(what + last, _MESSAGE_LIMIT), job=uid_of(job))
+    # A container that never ran, or was not made, says nothing of what it should have measured.
+    may_pass = (words is None and text(pod, "status", "reason") != "DeadlineExceeded") or (
+        words is not None and words.reason == "StartError"
+    )
+    return _failure(job, "JobFailed", cut(what + last, _MESSAGE_LIMIT), may_pass=may_pass)

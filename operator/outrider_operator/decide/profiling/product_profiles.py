@@ -82,6 +82,12 @@ class ProductProfile:
     def job_is_active(self) -> bool:
         return self.job is not None and not is_done(self.job, self.pod, PROFILER)
 
+    @property
+    def again_at(self) -> list[float]:
+        """Unix times at which what failed is tried again by itself."""
+        failures = map(self.failure, (self.keys.target, *self.keys.drafters.values()))
+        return [failure.again_at for failure in failures if failure is not None and failure.again_at]
+
     def failure(self, key: str) -> Failure | None:
         """Why `key` could not be measured under the current settings."""
         return self.store.failure(key, self.request.attempt)
@@ -194,7 +200,8 @@ def _request(view: ProfilingView, desired: DesiredState, keys: ProfileKeys, stor
         if is_reprofiling:
             return True
         outdated = measured_at is None or _is_old(desired, measured_at, view.at)
-        return outdated and store.failure(key, attempt) is None
+        failure = store.failure(key, attempt)
+        return outdated and (failure is None or 0 < failure.again_at <= view.at)
 
     target_time = store.target.measured_at if store.target is not None and store.has_target(keys) else None
     target = is_missing(keys.target, target_time)

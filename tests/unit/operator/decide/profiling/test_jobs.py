@@ -9,6 +9,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import JOB
 from outrider_operator.decide import decide
+from outrider_operator.decide.profile_store import FIRST_RETRY_S
 from outrider_operator.decide.profiling.measurement_request import request_of
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
@@ -206,3 +207,43 @@ def test_profiler_beside_a_sidecar_is_believed_and_goes(message: str, exit_code:
     world.settle()
     assert world.jobs() == []
     assert world.reason(C.PROFILES_READY) == ("False/Failed" if exit_code else "True/Profiled")
+
+
+def blip(world: World) -> None:
+    """The Job's pod is refused by its node, before the profiler runs."""
+    (job,) = world.jobs()
+    world.finish_job(job, "", exit_code=1)
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU is free"}
+    world.job_pods[job]["status"] = status
+    world.settle()
+
+
+def test_job_that_ended_by_a_blip_is_tried_again() -> None:
+    """A node that refused the pod left the service without a profile until someone annotated it."""
+    world = started()
+    for tries in range(3):
+        blip(world)
+        assert world.jobs() == []
+        message = world.condition(C.PROFILES_READY).message
+        assert "no GPU is free. It is tried again by itself" in message
+        plan = world.settle()
+        assert plan.requeue_after_s is not None
+        assert plan.requeue_after_s <= FIRST_RETRY_S * 2**tries
+        world.now += FIRST_RETRY_S * 2**tries - 60
+        world.settle()
+        assert world.jobs() == []
+        world.now += 120
+        world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+def test_hub_that_was_away_is_no_verdict_on_a_model() -> None:
+    world = started(draftPool=[PLD, EAGLE])
+    world.measure(world.jobs()[0], failing={"eagle": "HubUnavailable"})
+    world.settle()
+    assert world.jobs() == []
+    world.now += FIRST_RETRY_S + 1
+    world.settle()
+    assert world.created_jobs[-1].drafters == ("eagle",)
