@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.spec import SpeculativeServiceSpec
 
@@ -28,7 +27,6 @@ from outrider_operator.decide.workloads.children import rollout_refusal
 from outrider_operator.decide.workloads.pod_groups import no_groups, no_names
 from outrider_operator.decide.workloads.services import network_policy_name
 from outrider_operator.decide.world import World
-from outrider_operator.validation.reading import annotation
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ def intent_of(world: World, desired: DesiredState, sources: Sources) -> Intent:
         desired = keep_current(desired, children)  # the pods serve on, and the status reports them
     canary = canary_rollout(world, desired, is_blocked=is_blocked)
     desired = _with_canary(world, desired, canary)
-    view = _profiling_view(world, sources)
-    return Intent(desired, problem, prefetch, canary, view, product_profiles(view, desired), names)
+    view = ProfilingView(world, desired, sources)
+    return Intent(desired, problem, prefetch, canary, view, product_profiles(view), names)
 
 
 def _problem(world: World, spec: SpeculativeServiceSpec, names: list[tuple[str, str]]) -> Verdict | None:
@@ -102,18 +100,3 @@ def _names(world: World, desired: DesiredState) -> list[tuple[str, str]]:
         *(canary_names(service) if is_canary else ()),
         *(groups_names(service, has_policy=bool(policy)) if desired.spec.engine.nodes > 1 else ()),
     ]
-
-
-def _profiling_view(world: World, sources: Sources) -> ProfilingView:
-    observed = world.observed
-    return ProfilingView(
-        owner=observed.identity,
-        at=observed.at,
-        pods=world.pods,
-        nodes=observed.nodes,
-        jobs=observed.jobs,
-        job_pods=observed.job_pods,
-        sources=sources,
-        measured_elsewhere=observed.measured_elsewhere,
-        reprofile=annotation(observed.service, REPROFILE_ANNOTATION),
-    )

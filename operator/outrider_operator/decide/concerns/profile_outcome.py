@@ -32,14 +32,13 @@ def profile(world: World, intent: Intent) -> Outcome:
 
 
 def _writes(world: World, intent: Intent) -> Outcome:
-    view, desired, profiles = intent.view, intent.desired, intent.profiles
-    maps = plan_profile_maps(view, desired, profiles)
-    shared = plan_shared_profiles(view, world.settings, desired, profiles)
+    view, profiles = intent.view, intent.profiles
     # A Job that measures would download the models as well.
-    is_next = pods_are_placed(world.children, desired) and not (intent.prefetch is not None and intent.prefetch.holds)
-    jobs = plan_jobs(view, world.settings, desired, profiles, pods_are_placed=is_next)
+    is_downloading = intent.prefetch is not None and intent.prefetch.holds
+    is_next = pods_are_placed(world.children, intent.desired) and not is_downloading
+    jobs = plan_jobs(view, profiles, pods_are_placed=is_next)
     ended = Outcome(stored=frozenset(job.name for job in jobs.delete))
-    return merge([maps, shared, jobs, ended])
+    return merge([plan_profile_maps(view, profiles), plan_shared_profiles(view, profiles), jobs, ended])
 
 
 def _next_look_s(world: World, intent: Intent) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider_crds.profile import HUB_UNAVAILABLE, ProfilingFailure, ProfilingResult
+from collections.abc import Mapping
+
+from outrider_crds.profile import HUB_UNAVAILABLE, ProfilingResult
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.job_pods import why_failed
@@ -37,46 +39,29 @@ def absorb(store: Store, job: Object, pod: Object | None, request: MeasurementRe
     """`store` plus the outcome of `job`. Repeating it changes nothing, which shows that the outcome is stored."""
     words = termination_of(pod)
     if words is None or isinstance(words.result, InvalidInput):
-        return _all_failed(store, request, _died(job, pod, words))
+        return _with_failures(store, request, dict.fromkeys(request.measured_keys, _died(job, pod, words)))
     return _with_result(store, job, request, words.result)
 
 
 def _with_result(store: Store, job: Object, request: MeasurementRequest, result: ProfilingResult) -> Store:
-    """Add measurements and failures of `result`. A requested key that it does not mention has failed, too."""
-    merged = _with_measured(store, request, result)
-    merged = _with_reported_failures(merged, job, request, result)
-    unanswered = Failure(
-        reason="NotMeasured",
-        message="The profiling Job reported neither a measurement nor a failure; profiling.timeBudget may be too small",
-        job=uid_of(job),
-    )
-    missing = [key for key in request.measured_keys if key not in _answered(request, result)]
-    for key in missing:
-        merged = merged.with_failure(key, request.attempt, unanswered)
-    return merged.with_request(request.reprofile)
-
-
-def _with_measured(store: Store, request: MeasurementRequest, result: ProfilingResult) -> Store:
-    """Add the requested measurements; others belong to another Job and are dropped."""
+    """Add what was requested. A requested key that the result does not mention has failed, too."""
     if result.target is not None and request.target and result.target.key == request.keys.target:
         store = store.with_target(result.target)
     for drafter in result.drafters:
-        if drafter.key in request.measured_keys:
-            store = store.with_drafter(drafter)
-    return store
-
-
-def _with_reported_failures(store: Store, job: Object, request: MeasurementRequest, result: ProfilingResult) -> Store:
+        store = store.with_drafter(drafter) if drafter.key in request.measured_keys else store
+    what = "The profiling Job reported neither a measurement nor a failure; profiling.timeBudget may be too small"
+    failures = dict.fromkeys(request.measured_keys, _failure(job, "NotMeasured", what, may_pass=False))
     for failure in result.failures:
-        for key in _failed_keys(request, failure.drafter):
-            if key not in _measured(result):
-                store = store.with_failure(key, request.attempt, _reported(failure, job))
-    return store
+        why = _failure(job, failure.reason, failure.message, may_pass=failure.reason == HUB_UNAVAILABLE)
+        failures |= dict.fromkeys(_failed_keys(request, failure.drafter), why)
+    measured = {result.target.key if result.target else "", *(drafter.key for drafter in result.drafters)}
+    return _with_failures(store, request, {key: why for key, why in failures.items() if key not in measured})
 
 
-def _reported(failure: ProfilingFailure, job: Object) -> Failure:
-    passes = failure.reason == HUB_UNAVAILABLE
-    return _failure(job, failure.reason, failure.message, may_pass=passes)
+def _with_failures(store: Store, request: MeasurementRequest, failures: Mapping[str, Failure]) -> Store:
+    for key, failure in failures.items():
+        store = store.with_failure(key, request.attempt, failure)
+    return store.with_request(request.reprofile)
 
 
 def _failure(job: Object, reason: str, message: str, *, may_pass: bool) -> Failure:
@@ -91,24 +76,11 @@ def _failed_keys(request: MeasurementRequest, drafter: str) -> tuple[str, ...]:
     return (request.keys.drafters[drafter],) if drafter in request.drafters else ()
 
 
-def _measured(result: ProfilingResult) -> set[str]:
-    return {drafter.key for drafter in result.drafters} | ({result.target.key} if result.target else set())
-
-
-def _answered(request: MeasurementRequest, result: ProfilingResult) -> set[str]:
-    return _measured(result).union(*(_failed_keys(request, failure.drafter) for failure in result.failures))
-
-
-def _all_failed(store: Store, request: MeasurementRequest, failure: Failure) -> Store:
-    for key in request.measured_keys:
-        store = store.with_failure(key, request.attempt, failure)
-    return store.with_request(request.reprofile)
-
-
 def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure:
     """A failure described by the profiler's last lines; without any, by how the pod ended, or by the Job controller."""
     said = last_lines(words.message, _LAST_LINES) if words is not None else ""
-    if text(pod, "status", "reason") == "DeadlineExceeded":
+    is_late = text(pod, "status", "reason") == "DeadlineExceeded"
+    if is_late:
         what = "It ran longer than profiling.timeout and was stopped"
     elif words is not None and words.exit_code == 0 and isinstance(words.result, InvalidInput):
         what = f"It left no result that can be read ({words.result.detail})"
@@ -120,7 +92,5 @@ def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure
         what = why_failed(job) or "Its pod left no result"
     last = f"; its last lines: {said}" if said else ""
     # A container that never ran, or was not made, says nothing of what it should have measured.
-    may_pass = (words is None and text(pod, "status", "reason") != "DeadlineExceeded") or (
-        words is not None and words.reason == "StartError"
-    )
+    may_pass = words.reason == "StartError" if words is not None else not is_late
     return _failure(job, "JobFailed", cut(what + last, _MESSAGE_LIMIT), may_pass=may_pass)

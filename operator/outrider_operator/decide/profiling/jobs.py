@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from outrider_crds.spec import ProfilingMode
 
-from outrider_operator.cluster_model import JOB, Object, OperatorSettings, ServiceIdentity
+from outrider_operator.cluster_model import JOB, Object
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import is_done
 from outrider_operator.decide.outcome import Outcome, merge
@@ -40,63 +40,34 @@ _FOLLOW_NODES_AFTER_S = 600.0
 autoscaled cluster nodes come and go every minute."""
 
 
-def plan_jobs(
-    view: ProfilingView,
-    settings: OperatorSettings,
-    desired: DesiredState,
-    profiles: list[ProductProfile],
-    *,
-    pods_are_placed: bool,
-) -> Outcome:
+def plan_jobs(view: ProfilingView, profiles: list[ProductProfile], *, pods_are_placed: bool) -> Outcome:
     """Plan the next step for the Job of each product, and for Jobs that this service no longer needs.
 
     A Job's low priority class lets the scheduler preempt it for serving pods.
     """
     usable = with_nodes(profiles)
-    steps = [
-        _leave(view, desired),
-        *(
-            _step(view, settings, desired, profile, pods_are_placed, may_bring_node=profile in usable)
-            for profile in profiles
-        ),
-    ]
-    return merge(steps)
+    return merge([_leave(view), *(_step(view, profile, pods_are_placed, profile in usable) for profile in profiles)])
 
 
-def _step(
-    view: ProfilingView,
-    settings: OperatorSettings,
-    desired: DesiredState,
-    profile: ProductProfile,
-    pods_are_placed: bool,
-    *,
-    may_bring_node: bool,
-) -> Outcome:
-    if profile.job is None:
-        return _begin(view, settings, desired, profile, may_bring_node) if pods_are_placed else Outcome()
-    if is_being_deleted(profile.job):
+def _step(view: ProfilingView, profile: ProductProfile, pods_are_placed: bool, may_bring_node: bool) -> Outcome:
+    job = profile.job
+    if job is None:
+        return _begin(view, profile, may_bring_node) if pods_are_placed else Outcome()
+    if is_being_deleted(job):
         return Outcome()
-    if is_done(profile.job, profile.pod, PROFILER):
-        return _end(view, profile, profile.job)
-    if _must_stop(view.owner, desired, profile, profile.job) or _waits_elsewhere(view, profile, profile.job):
-        return _deletion(deletion(JOB, profile.job))
-    if not joins(profile.job, view.owner):
+    if is_done(job, profile.pod, PROFILER):
+        return _end(view, profile, job)
+    if _must_stop(view, profile, job) or _waits_elsewhere(view, profile, job):
+        return _deletion(deletion(JOB, job))
+    if not joins(job, view.owner):
         return Outcome()
-    owner = owner_reference(view.owner, controller=False)
-    return Outcome(adopt=(Adoption(JOB, name_of(profile.job), uid_of(profile.job), owner),))
+    return Outcome(adopt=(Adoption(JOB, name_of(job), uid_of(job), owner_reference(view.owner, controller=False)),))
 
 
-def _begin(
-    view: ProfilingView,
-    settings: OperatorSettings,
-    desired: DesiredState,
-    profile: ProductProfile,
-    may_bring_node: bool,
-) -> Outcome:
+def _begin(view: ProfilingView, profile: ProductProfile, may_bring_node: bool) -> Outcome:
     """Create the Job if it can run. may_bring_node: no other product has a node, so this one may wait for its node."""
-    if not profile.request or _is_off(desired):
-        return Outcome()
-    if profile.served_first:
+    desired = view.desired
+    if not profile.request or _is_off(desired) or profile.served_first:
         return Outcome()
     if profile.is_measured_elsewhere:
         return Outcome(wake_after_s=_ELSEWHERE_S)
@@ -104,14 +75,14 @@ def _begin(
     # The pending pod of a required measurement makes an autoscaler add a node.
     if not (profile.node_fits or (required and may_bring_node)):
         return Outcome()
-    return Outcome(
-        create=(job_manifest(view.owner, settings, desired.spec, desired.image, profile.request, profile.hostnames),)
-    )
+    settings = view.world.settings
+    job = job_manifest(view.owner, settings, desired.spec, desired.image, profile.request, profile.hostnames)
+    return Outcome(create=(job,))
 
 
 def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> Outcome:
     """Delete a finished Job once its outcome is in the ConfigMap, that is when absorbing it changes nothing."""
-    if not is_readable(view.at, job, profile.pod):
+    if not is_readable(view.world.at, job, profile.pod):
         return Outcome(wake_after_s=_TERMINATION_MESSAGE_WAIT_S)
     if view.store(profile.keys.target) != profile.store:
         return Outcome(wake_after_s=_STORE_S)
@@ -122,13 +93,14 @@ def _is_off(desired: DesiredState) -> bool:
     return desired.spec.paused or not desired.spec.is_measurable
 
 
-def _must_stop(owner: ServiceIdentity, desired: DesiredState, profile: ProductProfile, job: Object) -> bool:
+def _must_stop(view: ProfilingView, profile: ProductProfile, job: Object) -> bool:
     """Must an active Job stop? It does if profiling is off, or if its settings changed before it could start.
 
     A pending Job also stops if its measurements came from elsewhere, or will. A Job that another service needs
     continues.
     """
-    if owner_uids(job) - {owner.uid}:
+    desired = view.desired
+    if owner_uids(job) - {view.owner.uid}:
         return False
     if _is_off(desired):
         return True
@@ -148,17 +120,18 @@ def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) 
     if next(iter(owners_of(job)), {}).get("uid") != view.owner.uid:
         return False
     known, present = (set(mark.split()) for mark in (annotation(job, NODES_ANNOTATION), nodes_mark(profile.hostnames)))
-    return not known & present or (bool(present - known) and view.at - created_s(job) >= _FOLLOW_NODES_AFTER_S)
+    return not known & present or (bool(present - known) and view.world.at - created_s(job) >= _FOLLOW_NODES_AFTER_S)
 
 
-def _leave(view: ProfilingView, desired: DesiredState) -> Outcome:
+def _leave(view: ProfilingView) -> Outcome:
     """Release Jobs that this service no longer needs, and delete Jobs without any owner.
 
     A service that was deleted with --cascade=orphan leaves such Jobs, which hold an accelerator for nothing.
     """
-    used = {profile_name(keys.target) for keys in desired.spec_revision.keys}
-    releases, deletes = leave(JOB, view.jobs, used, view.owner)
-    ours = [job for job in view.jobs if request_of(job) is not None]  # labels alone may be copied with any manifest
+    jobs = view.world.observed.jobs
+    used = {profile_name(keys.target) for keys in view.desired.spec_revision.keys}
+    releases, deletes = leave(JOB, jobs, used, view.owner)
+    ours = [job for job in jobs if request_of(job) is not None]  # labels alone may be copied with any manifest
     orphans = [job for job in ours if not (name_of(job) in used or owner_uids(job) or is_being_deleted(job))]
     return replace(_deletion(*deletes, *(deletion(JOB, job) for job in orphans)), adopt=releases)
 

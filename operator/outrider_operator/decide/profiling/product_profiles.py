@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from itertools import islice
 
 from outrider_crds.base import digest, seconds
+from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.profile_keys import ProfileKeys, has_same_meaning_everywhere
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 
@@ -14,12 +16,13 @@ from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import is_done, pod_of
 from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, all_tolerations, fitting_nodes
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pod_states import MOST_TOLERATIONS, Pods
-from outrider_operator.decide.profile_store import Failure, Profiles, Store
+from outrider_operator.decide.pod_states import MOST_TOLERATIONS
+from outrider_operator.decide.profile_store import Failure, Store
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended
 from outrider_operator.decide.profiling.known_profiles import Sources, known_elsewhere, newest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, attempt_hash, request_of
-from outrider_operator.validation.reading import items, name_of, unix_seconds
+from outrider_operator.decide.world import World
+from outrider_operator.validation.reading import annotation, items, name_of, unix_seconds
 from outrider_operator.validation.results import PROFILER
 
 MOST_HOSTNAMES = 64
@@ -30,30 +33,19 @@ _RESULT_PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class ProfilingView:
-    """Profiling as one service sees it: Jobs and profiles of its namespace, and nodes where a Job could run."""
+    """Profiling as one service sees it."""
 
-    owner: ServiceIdentity
-    at: float
-    """Unix seconds."""
-    pods: Pods
-    """The service's serving pods."""
-    nodes: tuple[Node, ...] | None = ()
-    """None if the operator may not read nodes."""
-    jobs: tuple[Object, ...] = ()
-    job_pods: tuple[Object, ...] = ()
-    sources: Sources = field(default_factory=Sources)
-    measured_elsewhere: frozenset[str] = frozenset()
-    """Names of Jobs that run in namespaces whose measurements all namespaces use."""
-    reprofile: str = ""
-    """Value of the annotation `outrider.dev/reprofile`, which requests new measurements."""
+    world: World
+    desired: DesiredState
+    sources: Sources
 
     @property
-    def profiles(self) -> Profiles:
-        """The namespace's."""
-        return self.sources.own
+    def owner(self) -> ServiceIdentity:
+        return self.world.children.owner
 
     def store(self, target_key: str) -> Store:
-        return self.profiles.store(target_key)
+        """What the service's namespace has measured."""
+        return self.sources.own.store(target_key)
 
 
 @dataclass(frozen=True)
@@ -93,9 +85,9 @@ class ProductProfile:
         return self.store.failure(key, self.request.attempt)
 
 
-def product_profiles(view: ProfilingView, desired: DesiredState) -> list[ProductProfile]:
+def product_profiles(view: ProfilingView) -> list[ProductProfile]:
     """One entry per product, in the order of the spec."""
-    return [_product_profile(view, desired, keys) for keys in desired.spec_revision.keys]
+    return [_product_profile(view, keys) for keys in view.desired.spec_revision.keys]
 
 
 def with_nodes(profiles: list[ProductProfile]) -> list[ProductProfile]:
@@ -113,45 +105,44 @@ def stale_in_s(desired: DesiredState, keys: ProfileKeys, store: Store, at: float
     return oldest + seconds(age) - at if age is not None and oldest is not None else None
 
 
-def _product_profile(view: ProfilingView, desired: DesiredState, keys: ProfileKeys) -> ProductProfile:
-    job = next((job for job in view.jobs if name_of(job) == profile_name(keys.target)), None)
-    pod = pod_of(job, view.job_pods) if job is not None else None
-    store = _with_outcome(view, _with_known(view, desired, keys), job, pod)
-    request = _request(view, desired, keys, store)
-    is_measured = desired.spec.is_measurable
-    is_bound = is_measured and desired.spec.profiling.mode is ProfilingMode.AUTO and (bool(request) or job is not None)
-    nodes = _fitting(view, desired, keys.product, pod, None if is_bound else 1)
+def _product_profile(view: ProfilingView, keys: ProfileKeys) -> ProductProfile:
+    world, desired, name = view.world, view.desired, profile_name(keys.target)
+    job = next((job for job in world.observed.jobs if name_of(job) == name), None)
+    pod = pod_of(job, world.observed.job_pods) if job is not None else None
+    store = _with_outcome(view, _with_known(view, keys), job, pod)
+    request = _request(view, keys, store)
+    is_auto = desired.spec.is_measurable and desired.spec.profiling.mode is ProfilingMode.AUTO
+    is_bound = is_auto and (bool(request) or job is not None)
+    nodes = _fitting(view, keys.product, pod, None if is_bound else 1)
+    left = stale_in_s(desired, keys, store, world.at)
     return ProductProfile(
         keys=keys,
         store=store,
         request=request,
         job=job,
         pod=pod,
-        stale=(left := stale_in_s(desired, keys, store, view.at)) is not None and left <= 0,
-        node_fits=view.nodes is None or bool(nodes),
+        stale=left is not None and left <= 0,
+        node_fits=world.observed.nodes is None or bool(nodes),
         hostnames=_hostnames(nodes) if is_bound else (),
-        served_first=tuple(name_of(pod) for pod in _served_first(view, desired, keys.product)),
-        is_measured_elsewhere=(
-            profile_name(keys.target) in view.measured_elsewhere and has_same_meaning_everywhere(desired.spec)
-        ),
+        served_first=_served_first(view, keys.product),
+        is_measured_elsewhere=name in world.observed.measured_elsewhere and has_same_meaning_everywhere(desired.spec),
     )
 
 
-def _with_known(view: ProfilingView, intent: DesiredState, keys: ProfileKeys) -> Store:
+def _with_known(view: ProfilingView, keys: ProfileKeys) -> Store:
     """The service's own measurements, and what was measured elsewhere of those that are missing or too old."""
     store = view.store(keys.target)
-    age_left_s = stale_in_s(intent, keys, store, view.at)
+    age_left_s = stale_in_s(view.desired, keys, store, view.world.at)
     if store.covers(keys) and (age_left_s is None or age_left_s > 0):
         return store
-    return newest(store, known_elsewhere(view.sources, intent, keys), keys)
+    return newest(store, known_elsewhere(view.sources, view.desired, keys), keys)
 
 
-def _fitting(
-    view: ProfilingView, desired: DesiredState, product: str, job_pod: Object | None, limit: int | None
-) -> list[Node]:
-    """Up to `limit` nodes that fit `product`."""
-    tolerations = all_tolerations(desired.spec, _admitted(view, job_pod))
-    return list(islice(fitting_nodes(view.nodes or (), desired.spec, product, tolerations), limit))
+def _fitting(view: ProfilingView, product: str, job_pod: Object | None, limit: int | None) -> list[Node]:
+    """Up to `limit` nodes that fit `product`, with the tolerations that admission added to pods, as GKE does."""
+    admitted = [*view.world.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS]]
+    spec, nodes = view.desired.spec, view.world.observed.nodes or ()
+    return list(islice(fitting_nodes(nodes, spec, product, all_tolerations(spec, admitted)), limit))
 
 
 def _hostnames(nodes: list[Node]) -> tuple[str, ...]:
@@ -160,22 +151,18 @@ def _hostnames(nodes: list[Node]) -> tuple[str, ...]:
     return tuple(sorted(sorted(names, key=digest)[:MOST_HOSTNAMES]))
 
 
-def _admitted(view: ProfilingView, job_pod: Object | None) -> list[Object]:
-    """Tolerations that admission added to the pods, as GKE does for GPUs."""
-    return [*view.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS]]
-
-
-def _served_first(view: ProfilingView, desired: DesiredState, product: str) -> list[Object]:
+def _served_first(view: ProfilingView, product: str) -> tuple[str, ...]:
     """Serving pods that start before a Job may run. Only on cpu, where all pods share the cores.
 
     Two engines that load at once take more than twice as long, and the Job would measure the other one's load. On other
     hardware the scheduler decides by priority.
     """
-    return view.pods.starting(seconds(desired.spec.rollout.progress_deadline)) if product == CPU_PRODUCT else []
+    deadline_s = seconds(view.desired.spec.rollout.progress_deadline)
+    return tuple(map(name_of, view.world.pods.starting(deadline_s))) if product == CPU_PRODUCT else ()
 
 
 def _with_outcome(view: ProfilingView, store: Store, job: Object | None, pod: Object | None) -> Store:
-    if job is None or not is_done(job, pod, PROFILER) or not is_readable(view.at, job, pod):
+    if job is None or not is_done(job, pod, PROFILER) or not is_readable(view.world.at, job, pod):
         return store
     request = request_of(job)
     return absorb(store, job, pod, request) if request is not None else store
@@ -190,18 +177,18 @@ def is_readable(at: float, job: Object, pod: Object | None) -> bool:
     return at - since > _RESULT_PATIENCE_S
 
 
-def _request(view: ProfilingView, desired: DesiredState, keys: ProfileKeys, store: Store) -> MeasurementRequest:
+def _request(view: ProfilingView, keys: ProfileKeys, store: Store) -> MeasurementRequest:
     """Request the keys that are missing or too old, except those that failed under the same settings."""
-    attempt = attempt_hash(desired.spec, desired.image)
-    reprofile = digest(view.reprofile) if view.reprofile else ""
+    spec, at = view.desired.spec, view.world.at
+    annotated = annotation(view.world.observed.service, REPROFILE_ANNOTATION)
+    attempt, reprofile = attempt_hash(spec, view.desired.image), digest(annotated) if annotated else ""
     is_reprofiling = bool(reprofile) and reprofile not in store.requests
+    max_age_s = seconds(spec.profiling.max_age) if spec.profiling.max_age is not None else math.inf
 
     def is_missing(key: str, measured_at: str | None) -> bool:
-        if is_reprofiling:
-            return True
-        outdated = measured_at is None or _is_old(desired, measured_at, view.at)
+        is_old = measured_at is None or at - (unix_seconds(measured_at) or at) >= max_age_s
         failure = store.failure(key, attempt)
-        return outdated and (failure is None or 0 < failure.again_at <= view.at)
+        return is_reprofiling or (is_old and (failure is None or 0 < failure.again_at <= at))
 
     target_time = store.target.measured_at if store.target is not None and store.has_target(keys) else None
     target = is_missing(keys.target, target_time)
@@ -210,8 +197,3 @@ def _request(view: ProfilingView, desired: DesiredState, keys: ProfileKeys, stor
     times = {name: store.drafters[key].measured_at for name, key in keys.drafters.items() if key in store.drafters}
     drafters = [name for name, key in keys.drafters.items() if usable and is_missing(key, times.get(name))]
     return MeasurementRequest(keys=keys, target=target, drafters=tuple(drafters), attempt=attempt, reprofile=reprofile)
-
-
-def _is_old(desired: DesiredState, measured_at: str, at: float) -> bool:
-    time, age = unix_seconds(measured_at), desired.spec.profiling.max_age
-    return age is not None and time is not None and at - time >= seconds(age)

@@ -11,15 +11,14 @@ from outrider_crds.profile_keys import (
     target_key,
 )
 
-from outrider_operator.cluster_model import CONFIG_MAP, SERVICE_LABEL, SHARED_PROFILE, Object, OperatorSettings
+from outrider_operator.cluster_model import CONFIG_MAP, SHARED_PROFILE, Object
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.outcome import Outcome
-from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.volumes import profile_name, profile_shared_as, shared_profile_name
 from outrider_operator.decide.profile_store import Store, store_data
 from outrider_operator.decide.profiling.known_profiles import newest
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
-from outrider_operator.decide.profiling.profile_maps import profile_notes
+from outrider_operator.decide.profiling.profile_maps import profile_map, profile_notes
 from outrider_operator.decide.profiling.shared_objects import deletion
 from outrider_operator.validation.reading import created_s, is_being_deleted, mapping, name_of, text, uid_of
 
@@ -30,10 +29,9 @@ KEPT_S = 7 * 24 * 3600.0
 all are, each is published again at most once in this time."""
 
 
-def plan_shared_profiles(
-    view: ProfilingView, settings: OperatorSettings, desired: DesiredState, profiles: list[ProductProfile]
-) -> Outcome:
+def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) -> Outcome:
     """Publish the stored profiles of a service in a trusted namespace."""
+    desired, settings, documents = view.desired, view.world.settings, view.sources.shared.documents
     is_trusted = view.owner.namespace in settings.profiles_shared_from
     if not is_trusted or not has_same_meaning_everywhere(desired.spec):
         return Outcome()
@@ -43,17 +41,17 @@ def plan_shared_profiles(
         before = view.sources.shared.store(keys.target)
         after = newest(before, _shareable(view.store(keys.target), desired, keys), keys)
         if after != before:
-            present = view.sources.shared.documents.get(profile_name(keys.target))
-            document = _document(settings, desired, keys, after)
+            present, notes = documents.get(profile_name(keys.target)), profile_notes(desired, keys)
+            name = shared_profile_name(profile_name(keys.target))
+            document = profile_map(name, settings.namespace, SHARED_PROFILE, notes, store_data(after))
             if present is None:
                 creates.append(document)
             elif not is_being_deleted(present):
                 applies.append(_following(document, present))
     surplus = _surplus(view, len(creates))
-    creates = creates[: max(0, MOST_SHARED + len(surplus) - len(view.sources.shared.documents))]
+    creates = creates[: max(0, MOST_SHARED + len(surplus) - len(documents))]
     deletes = tuple(replace(deletion(CONFIG_MAP, old, SHARED_PROFILE), namespace=settings.namespace) for old in surplus)
-    names = (name_of(document) for document in (*creates, *applies))
-    published = frozenset(map(profile_shared_as, names))
+    published = frozenset(profile_shared_as(name_of(document)) for document in (*creates, *applies))
     return Outcome(create=tuple(creates), apply=tuple(applies), delete=deletes, published=published)
 
 
@@ -66,21 +64,6 @@ def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:
     return Store(store.target, {key: drafter for key, drafter in store.drafters.items() if key in shared})
 
 
-def _document(settings: OperatorSettings, desired: DesiredState, keys: ProfileKeys, store: Store) -> Object:
-    own = {name: value for name, value in labels("", SHARED_PROFILE).items() if name != SERVICE_LABEL}
-    return {
-        "apiVersion": "v1",
-        "kind": CONFIG_MAP,
-        "metadata": {
-            "name": shared_profile_name(profile_name(keys.target)),
-            "namespace": settings.namespace,
-            "labels": {**own, "app.kubernetes.io/instance": "outrider"},
-            "annotations": profile_notes(desired, keys),
-        },
-        "data": store_data(store),
-    }
-
-
 def _following(document: Object, present: Object) -> Object:
     version = {"uid": uid_of(present), "resourceVersion": text(present, "metadata", "resourceVersion")}
     return {**document, "metadata": {**mapping(document, "metadata"), **version}}
@@ -88,6 +71,6 @@ def _following(document: Object, present: Object) -> Object:
 
 def _surplus(view: ProfilingView, new: int) -> list[Object]:
     """The oldest profiles, as many as `new` ones need room and are long unused or may be measured again."""
-    documents = view.sources.shared.documents
-    old = sorted((document for document in documents.values() if view.at - created_s(document) > KEPT_S), key=created_s)
+    documents, since = view.sources.shared.documents, view.world.at - KEPT_S
+    old = sorted((document for document in documents.values() if created_s(document) < since), key=created_s)
     return old[: max(0, len(documents) + new - MOST_SHARED)]
