@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from outrider_crds.status import ConditionType
 
-from outrider_operator.cluster_model import PREFETCH, SERVING
-from outrider_operator.decide.conditions.profile_conditions import ProfileInputs, profile_statuses, profiles_ready
+from outrider_operator.decide.conditions.profile_conditions import profile_statuses, profiles_ready
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import Outcome, earliest_s, merge
 from outrider_operator.decide.pod_states import LOOK_AGAIN_S
@@ -20,12 +19,9 @@ from outrider_operator.decide.world import World
 
 def profile(world: World, intent: Intent) -> Outcome:
     """Profiles and their Jobs. Nothing is measured or deleted for a refused spec."""
-    refused = (refusal for refusal in world.observed.refusals if not refusal.is_stored)
-    refusals = tuple(refusal for refusal in refused if refusal.component not in (SERVING, PREFETCH))
-    inputs = ProfileInputs(intent.desired, world.pods, world.states, world.observed.warnings, refusals)
     report = Outcome(
-        conditions={ConditionType.PROFILES_READY: profiles_ready(inputs, intent.profiles)},
-        status={"profiles": profile_statuses(inputs, intent.profiles)},
+        conditions={ConditionType.PROFILES_READY: profiles_ready(intent.view, intent.profiles)},
+        status={"profiles": profile_statuses(intent.view, intent.profiles)},
         wake_after_s=_next_look_s(world, intent),
     )
     return merge([report, _writes(world, intent)]) if intent.problem is None else report
