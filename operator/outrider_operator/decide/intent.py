@@ -58,7 +58,7 @@ def intent_of(world: World, desired: DesiredState, sources: Sources) -> Intent:
         desired = keep_current(desired, children)
     names = _names(world, desired)
     problem = _problem(world, desired.spec, names)
-    prefetch = prefetch_of(observed, children, desired)
+    prefetch = prefetch_of(world, desired)
     is_blocked = problem is not None or (prefetch is not None and prefetch.holds)
     if is_blocked:
         desired = keep_current(desired, children)  # the pods serve on, and the status reports them

@@ -13,7 +13,5 @@ from outrider_operator.decide.world import World
 
 def download(world: World, intent: Intent) -> Outcome:
     """Job and status of the download. Nothing is downloaded for a refused spec."""
-    job = Outcome()
-    if intent.problem is None:
-        job = plan_prefetch(world.observed, world.settings, intent.desired, intent.prefetch)
+    job = plan_prefetch(world, intent.desired, intent.prefetch) if intent.problem is None else Outcome()
     return replace(job, status={"prefetch": prefetch_status(intent.prefetch)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_crds.status import ConditionReason, PrefetchStatus
 
 from outrider_operator.decide.figures.numbers import bytes_text
-from outrider_operator.decide.model_download import Prefetch, failure
+from outrider_operator.decide.model_download import Phase, Prefetch
 from outrider_operator.decide.verdict import Verdict, false, true
 from outrider_operator.validation.reading import cut
 
@@ -18,56 +18,41 @@ def models_progressing(prefetch: Prefetch | None) -> Verdict | None:
         return None
     if prefetch.refused is not None:
         said = prefetch.refused.message.strip().rstrip(".")
-        return false(
-            ConditionReason.STALLED, cut(f"The API server refuses the Job that downloads models: {said}.", 2048)
-        )
-    if prefetch.has_failed:
-        return false(ConditionReason.STALLED, failure(prefetch))
-    return true(ConditionReason.WAITING_FOR_MODELS, _waiting(prefetch))
+        why = cut(f"The API server refuses the Job that downloads models: {said}.", 2048)
+        return false(ConditionReason.STALLED, why)
+    if prefetch.phase is Phase.FAILED:
+        return false(ConditionReason.STALLED, prefetch.why)
+    return true(ConditionReason.WAITING_FOR_MODELS, cut(_waiting(prefetch), 2048))
 
 
 def models_updated(prefetch: Prefetch | None) -> Verdict | None:
     """Updated, where the wanted revision waits for its models."""
     verdict = models_progressing(prefetch)
-    if verdict is None:
-        return None
-    return false(ConditionReason.WAITING_FOR_MODELS, verdict.message)
+    return false(ConditionReason.WAITING_FOR_MODELS, verdict.message) if verdict is not None else None
 
 
 def _waiting(prefetch: Prefetch) -> str:
-    what = f"{', '.join(prefetch.models)} into claim {prefetch.claim}"
-    if not prefetch.is_downloading:
-        why = f" {prefetch.why_not_running.rstrip('.')}." if prefetch.why_not_running else ""
-        return cut(f"The download of {what} has not begun.{why}", 2048)
-    progress = prefetch.progress
+    what, progress = f"{', '.join(prefetch.models)} into claim {prefetch.claim}", prefetch.progress
+    if prefetch.phase is Phase.WAITING:
+        why = f" {prefetch.why.rstrip('.')}." if prefetch.why else ""
+        return f"The download of {what} has not begun.{why}"
     if progress is not None and progress.trouble:
-        return cut(f"Downloading {what} before pods start is held up: {progress.trouble}.", 2048)
+        return f"Downloading {what} before pods start is held up: {progress.trouble}."
     if progress is None or not progress.total_bytes:
-        return cut(f"Downloading {what} before pods start.", 2048)
+        return f"Downloading {what} before pods start."
     share = 100 * progress.downloaded_bytes / progress.total_bytes
     amount = f"{bytes_text(progress.downloaded_bytes)} of {bytes_text(progress.total_bytes)} ({share:.0f}%)"
-    return cut(f"Downloading {what} before pods start: {amount}.", 2048)
+    return f"Downloading {what} before pods start: {amount}."
 
 
 def prefetch_status(prefetch: Prefetch | None) -> PrefetchStatus | None:
-    if prefetch is None:
+    if prefetch is None or not (prefetch.job is not None or prefetch.is_due):
         return None
-    if not prefetch.is_current and not prefetch.is_due:
-        return None
-    phase = _phase(prefetch)
-    progress = prefetch.progress if phase == "Downloading" else None
+    progress = prefetch.progress if prefetch.phase is Phase.DOWNLOADING else None
     return PrefetchStatus(
         claim_name=cut(prefetch.claim, _MOST_TEXT),
-        phase=phase,
+        phase=prefetch.phase.value,
         models=[cut(name, _MOST_TEXT) for name in prefetch.models],
         downloaded=bytes_text(progress.downloaded_bytes) if progress is not None else "",
         total=bytes_text(progress.total_bytes) if progress is not None and progress.total_bytes else "",
     )
-
-
-def _phase(prefetch: Prefetch) -> str:
-    if prefetch.is_complete:
-        return "Complete"
-    if prefetch.has_failed:
-        return "Failed"
-    return "Downloading" if prefetch.is_downloading else "Waiting"
