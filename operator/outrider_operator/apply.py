@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
@@ -22,7 +23,7 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.drift import difference
 from outrider_operator.kinds import CHILDREN, POD, ResourceKind, child_kind, kind_of
-from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.managed_fields import claimed
 from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of, fingerprint
 from outrider_operator.validation.invalid_input import InvalidInput

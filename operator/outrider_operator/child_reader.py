@@ -10,6 +10,7 @@ from outrider_crds.conditions import find_condition
 from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.status import ConditionReason, ConditionType
 
+from outrider_operator.api_error import ApiError
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
     SERVICE_LABEL,
@@ -32,7 +33,7 @@ from outrider_operator.kinds import (
     ResourceKind,
     child_kind,
 )
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi, some_if_possible
+from outrider_operator.kubernetes_api import KubernetesApi, some_if_possible
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.objects import bounded, trimmed
 from outrider_operator.validation.reading import dig, name_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import EVENT, SERVICE
-from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.plan import Event
 from outrider_operator.validation.reading import cut, name_of, namespace_of, text, uid_of
 

@@ -6,7 +6,6 @@ importing them takes 110 MB, most of the operator's memory budget.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -21,11 +20,12 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
+from outrider_operator.api_error import UNREACHABLE, ApiError, error_of
 from outrider_operator.cluster_model import FIELD_MANAGER, Object
 from outrider_operator.kinds import UNWATCHED_CHILDREN, WATCHED_BY_METADATA, ResourceKind, kind_of
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import items, name_of, namespace_of, text
+from outrider_operator.validation.reading import name_of, namespace_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,54 +50,8 @@ MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-_DENIED = "admission webhook"
-"""Beginning of the message of a denied request. A webhook may choose any HTTP status for it, even 404 or 503."""
 _STRICT = ("fieldValidation", "Strict")
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-
-
-class ApiError(Exception):
-    """The API server refused a request: its HTTP status, reason and sentence."""
-
-    def __init__(self, status: int, reason: str, message: str, causes: frozenset[str] = frozenset()) -> None:
-        """causes: reasons of `details.causes`."""
-        super().__init__(f"{reason or 'error'} ({status}): {message}")
-        self.causes = causes
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-    @property
-    def not_found(self) -> bool:
-        return self.status == 404
-
-    @property
-    def already_exists(self) -> bool:
-        return self.status == 409 and self.reason == "AlreadyExists"
-
-    @property
-    def conflict(self) -> bool:
-        """True if another writer was first, or a precondition does not hold."""
-        return self.status == 409 and self.reason == "Conflict"
-
-    @property
-    def expired(self) -> bool:
-        """True if the resource version is too old to watch from, so that a new list is needed."""
-        return self.status == 410
-
-    @property
-    def forbidden(self) -> bool:
-        return self.status == 403
-
-    @property
-    def namespace_ends(self) -> bool:
-        """True if the namespace is being deleted: no object can be created in it any more."""
-        return "NamespaceTerminating" in self.causes
-
-    @property
-    def busy(self) -> bool:
-        """True if the server is overloaded and asks to retry later."""
-        return self.status in (429, 503)
 
 
 @dataclass(frozen=True)
@@ -107,10 +61,6 @@ class Page:
     objects: list[Object]
     version: str
     """Resource version of the whole list."""
-
-
-UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
-"""Errors that a request raises if the API server cannot be reached."""
 
 
 async def load_configuration() -> Configuration:
@@ -218,7 +168,7 @@ class KubernetesApi:
                     continue
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise _error(event["object"].get("code", 500), json.dumps(event["object"]))
+                    raise error_of(event["object"].get("code", 500), json.dumps(event["object"]))
                 yield event["type"], event["object"]
         finally:
             response.close()
@@ -308,7 +258,7 @@ class KubernetesApi:
         answer = await self._client.call_api(*request, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
         if response.status >= 400:
-            raise _error(response.status, await response.text())
+            raise error_of(response.status, await response.text())
         return response
 
 
@@ -345,16 +295,3 @@ def yaml_text(document: Object) -> str:
     """
     text = json.dumps(document, ensure_ascii=False)
     return re.sub(r"[^\x20-\x7e]", lambda match: f"\\U{ord(match[0]):08x}", text)
-
-
-def _error(status: int, body: str) -> ApiError:
-    """The error in a response: a `Status` document of the API server, or any body of a proxy in front of it."""
-    try:
-        document = json.loads(body)
-        reason, message = str(document.get("reason", "")), str(document.get("message", ""))
-        causes = frozenset(text(cause, "reason") for cause in items(document, "details", "causes"))
-    except (ValueError, AttributeError):
-        return ApiError(status, "", body[:200])
-    if message.startswith(_DENIED):
-        return ApiError(403, "Forbidden", message)
-    return ApiError(status, reason, message, causes)

@@ -11,10 +11,11 @@ import logging
 from datetime import UTC, datetime
 from enum import Enum
 
+from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.cache import version_of
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import LEASE
-from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.loop_thread import LoopThread
 from outrider_operator.operator_metrics import telemetry
 

@@ -17,7 +17,7 @@ from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
 from outrider_operator.lease import Lease
 from outrider_operator.loop_thread import LoopThread
 from outrider_operator.operator_metrics import metrics_page
-from outrider_operator.operator_metrics.condition_metrics import DraftCanaries, ServiceConditions
+from outrider_operator.operator_metrics.condition_metrics import ServiceConditions
 from outrider_operator.operator_metrics.demand_metrics import ServiceDemand
 from outrider_operator.service_controller import ServiceController
 
@@ -44,7 +44,6 @@ async def _run(settings: OperatorSettings) -> bool:
     controller = ServiceController(settings, api, lease, decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
-    prometheus_client.REGISTRY.register(DraftCanaries(controller.services))
     try:
         async with (
             metrics_page.serving(settings.metrics_port),

@@ -35,7 +35,7 @@ from outrider_operator.pod_events import current_warning, node_in_the_making, re
 from outrider_operator.replica_writers import ReplicaWriter, noted, rivals
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
-from outrider_operator.validation.reading import component, created_s, labels_of, name_of, namespace_of, text, uid_of
+from outrider_operator.validation.reading import component, created_s, labels_of, name_of, text, uid_of
 from outrider_operator.work_queue import Key
 
 _AWAITED_S = 900.0
@@ -65,7 +65,7 @@ class Observer:
     async def observe(self, service: Object, refusals: tuple[ApiRefusal, ...], *, is_new: bool = False) -> Observed:
         """Everything that a decision about `service` needs. A new service's first reconcile makes no requests, so that
         a hundred new services do not wait for each other."""
-        key = Key(namespace_of(service), name_of(service))
+        key = Key.of(service)
         pods, workers = self._pods.documents(key), self._pods.workers(key)
         jobs, job_pods = (self._of_component(kind, key.namespace, PROFILING) for kind in (kinds.JOB, kinds.POD))
         prefetch_jobs, prefetch_pods = (self._of_service(kind, key, PREFETCH) for kind in (kinds.JOB, kinds.POD))

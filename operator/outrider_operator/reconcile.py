@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from outrider_crds.conditions import find_condition
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType, SpeculativeServiceStatus
 
+from outrider_operator.api_error import ApiError
 from outrider_operator.apply import Applier
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import Object, Observed, OperatorSettings
 from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from outrider_operator import gc_freeze, kinds
+from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.apply import ObserveAgain
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
@@ -25,7 +26,7 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.kinds import ResourceKind
-from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.lease import Lease
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.profile_users import ProfileUsers
@@ -205,7 +206,7 @@ class ServiceController:
         server."""
         services = list(self._cache.all(kinds.SERVICE))
         for service in services:
-            self._queue.add(_key(service))
+            self._queue.add(Key.of(service))
             await asyncio.sleep(within_s / len(services))
         if not services:
             await asyncio.sleep(within_s)
@@ -213,28 +214,26 @@ class ServiceController:
     def _wake(self, kind: ResourceKind, document: Object) -> None:
         """Wake the services that a changed object concerns."""
         if kind == kinds.SERVICE:
-            self._queue.add(_key(document), OWN_CHANGE_S)
+            self._queue.add(Key.of(document), OWN_CHANGE_S)
         elif kind == kinds.NODE:
             self._wake_all()
-        elif component(document) == SHARED_PROFILE and namespace_of(document) == self._settings.namespace:
-            self._wake_all_users(profile_shared_as(name_of(document)))
-        elif component(document) in (PROFILING, PROFILE):
-            self._wake_users(namespace_of(document), label(document, JOB_NAME_LABEL) or name_of(document))
-        elif service := label(document, SERVICE_LABEL) or service_of_groups(label(document, GROUPS_LABEL)):
-            self._wake_one(Key(namespace_of(document), service))
+        else:
+            for key in self._users_of(document):
+                self._wake_one(key)
 
-    def _wake_users(self, namespace: str, profile: str) -> None:
-        """Wake the services that use a profile: it is shared, as are its Job and that Job's pods."""
-        for user in self._users.of(namespace, profile):
-            self._wake_one(user)
-
-    def _wake_all_users(self, profile: str) -> None:
-        for user in self._users.everywhere(profile):
-            self._wake_one(user)
+    def _users_of(self, document: Object) -> Iterable[Key]:
+        """The services that a child concerns. A profile is shared, as are its Job and that Job's pods."""
+        namespace = namespace_of(document)
+        if component(document) == SHARED_PROFILE and namespace == self._settings.namespace:
+            return self._users.everywhere(profile_shared_as(name_of(document)))
+        if component(document) in (PROFILING, PROFILE):
+            return self._users.of(namespace, label(document, JOB_NAME_LABEL) or name_of(document))
+        service = label(document, SERVICE_LABEL) or service_of_groups(label(document, GROUPS_LABEL))
+        return (Key(namespace, service),) if service else ()
 
     def _wake_all(self) -> None:
         for service in self._cache.all(kinds.SERVICE):
-            self._queue.add(_key(service), SHARED_CHANGE_S)
+            self._queue.add(Key.of(service), SHARED_CHANGE_S)
 
     def _wake_one(self, key: Key) -> None:
         self._queue.add(key, CHILD_CHANGE_S)
@@ -263,7 +262,3 @@ def _prometheus(settings: OperatorSettings) -> PrometheusFigures | None:
         timeout_s=settings.prometheus_timeout_s,
     )
     return PrometheusFigures(connection, settings.metrics_window_s)
-
-
-def _key(service: Object) -> Key:
-    return Key(namespace_of(service), name_of(service))

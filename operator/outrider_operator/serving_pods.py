@@ -22,8 +22,6 @@ from outrider_operator.validation.reading import (
     controller_of,
     controller_uid,
     labels_of,
-    name_of,
-    namespace_of,
     text,
     uid_of,
 )
@@ -39,7 +37,7 @@ class ServingPods:
 
     def services(self) -> list[Key]:
         """Services for which pods with their label exist."""
-        keys = (Key(namespace_of(service), name_of(service)) for service in self._cache.all(SERVICE))
+        keys = map(Key.of, self._cache.all(SERVICE))
         return [key for key in keys if self._labelled(key)]
 
     def of(self, key: Key) -> tuple[ServingPod, ...]:

@@ -6,13 +6,14 @@ import asyncio
 
 from outrider_crds.status import SpeculativeServiceStatus
 
+from outrider_operator.api_error import ApiError
 from outrider_operator.apply import ObserveAgain
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import REPLICA_WRITER, Object
 from outrider_operator.decide.conditions.status_changes import status_write
 from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
-from outrider_operator.validation.reading import name_of, namespace_of
+from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.validation.reading import name_of
 from outrider_operator.work_queue import Key
 
 
@@ -34,7 +35,7 @@ class StatusWriter:
 
         Raises ObserveAgain if the object changed meanwhile.
         """
-        key, at = Key(namespace_of(service), name_of(service)), asyncio.get_running_loop().time()
+        key, at = Key.of(service), asyncio.get_running_loop().time()
         decided = status_write(before, after, at, self._written_at.get(key))
         if decided.is_due:
             await self._replace(service, after.wire())
@@ -46,17 +47,8 @@ class StatusWriter:
         try:
             self._cache.wrote(SERVICE, await self._api.replace({**sent, "status": status}, "status"))
         except ApiError as error:
-            if error.conflict:
-                await self._read_again(service)
+            if error.conflict:  # the watch brings the newer state
                 raise ObserveAgain(f"{name_of(service)} changed since it was observed") from None
-            if error.not_found:
-                self._cache.gone(SERVICE, service)
-                return
-            raise
-
-    async def _read_again(self, service: Object) -> None:
-        fresh = await self._api.get(SERVICE, namespace_of(service), name_of(service))
-        if fresh is None:
+            if not error.not_found:
+                raise
             self._cache.gone(SERVICE, service)
-        else:
-            self._cache.seen(SERVICE, fresh)

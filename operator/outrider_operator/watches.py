@@ -9,11 +9,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import ObjectCache
-from outrider_operator.cluster_model import COMPONENT_LABEL, GROUPS_LABEL, MANAGED_BY_LABEL, MANAGER, SHARED_PROFILE
+from outrider_operator.cluster_model import (
+    COMPONENT_LABEL,
+    GROUPS_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    SHARED_PROFILE,
+    Object,
+)
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, STATEFUL_SET, ResourceKind
-from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
 
@@ -107,8 +115,6 @@ class Watch:
         self._selector = selector
         self._after = after
         self._version: str | None = None
-        self._missed = False
-        """True if an event since the last list was too large to read."""
         self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.listed = asyncio.Event()
         self.answered = asyncio.Event()
@@ -132,9 +138,8 @@ class Watch:
     async def _attempt(self) -> str | None:
         """List if necessary, and follow one stream. Returns the error; None if the server ended the stream."""
         try:
-            if self._version is None or self._missed:
+            if self._version is None:
                 self._version = await relist(self._api, self._cache, self._kind, self.namespace, self._selector)
-                self._missed = False
                 self.listed.set()
                 self.answered.set()
             await self._follow(self._version)
@@ -151,15 +156,22 @@ class Watch:
         return None
 
     async def _follow(self, version: str) -> None:
-        async for news in self._api.watch(self._kind, self.namespace, self._selector, version):
-            if isinstance(news, InvalidInput):
-                telemetry.count_invalid(news)
-                self._missed = True  # list when the stream has ended: users must not be able to force lists at will
-                continue
-            event, document = news
-            if event == "DELETED":
-                self._cache.left(self._kind, document)
-            elif event in ("ADDED", "MODIFIED"):
-                self._cache.seen(self._kind, document)
-            self._version = document["metadata"]["resourceVersion"]
-            self._backoff.reset()  # not after a list: the stream that follows it may fail each time
+        is_complete = True
+        try:
+            async for news in self._api.watch(self._kind, self.namespace, self._selector, version):
+                if isinstance(news, InvalidInput):
+                    telemetry.count_invalid(news)
+                    is_complete = False
+                else:
+                    self._take(*news)
+        finally:
+            if not is_complete:
+                self._version = None  # list, but only now: users must not be able to force lists at will
+
+    def _take(self, event: str, document: Object) -> None:
+        if event == "DELETED":
+            self._cache.left(self._kind, document)
+        elif event in ("ADDED", "MODIFIED"):
+            self._cache.seen(self._kind, document)
+        self._version = document["metadata"]["resourceVersion"]
+        self._backoff.reset()  # not after a list: the stream that follows it may fail each time

@@ -9,7 +9,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from outrider_operator.backoff import Backoff
+from outrider_operator.cluster_model import Object
 from outrider_operator.operator_metrics import telemetry
+from outrider_operator.validation.reading import name_of, namespace_of
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
@@ -28,6 +30,10 @@ class Key:
 
     namespace: str
     name: str
+
+    @staticmethod
+    def of(service: Object) -> Key:
+        return Key(namespace_of(service), name_of(service))
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -19,40 +19,29 @@ _PHASE_LABELS = (*LABELS[:2], "phase", "cause")
 
 
 class ServiceConditions(Collector):
-    """One series for each condition of each service. Its value is always 1; status and reason are labels."""
+    """Series of each service: one for each condition, whose value is always 1 and whose status and reason are labels,
+    and those of its last draft canary."""
 
     def __init__(self, services: Callable[[], Iterable[Object]]) -> None:
         self._services = services
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            NAME, "A condition of a SpeculativeService, with its status and reason.", labels=LABELS
-        )
-        for service in self._services():
-            for condition in _conditions(service):
-                family.add_metric((namespace_of(service), name_of(service), *condition), 1)
-        yield family
-
-
-class DraftCanaries(Collector):
-    """The last draft canary of each service: its phase, its requests, and the candidate's speed-up against stable's."""
-
-    def __init__(self, services: Callable[[], Iterable[Object]]) -> None:
-        self._services = services
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+        help_text = "A condition of a SpeculativeService, with its status and reason."
+        conditions = GaugeMetricFamily(NAME, help_text, labels=LABELS)
         phases = GaugeMetricFamily(PHASE, "Always 1; phase of a service's draft canary.", labels=_PHASE_LABELS)
         requests = GaugeMetricFamily(REQUESTS, "Finished requests of the arm with fewer.", labels=LABELS[:2])
         gains = GaugeMetricFamily(GAIN, "Candidate's speed-up / stable's - 1.", labels=LABELS[:2])
         for service in self._services():
-            rollout, owner = read_status(service).rollout, (namespace_of(service), name_of(service))
-            if rollout is None or not rollout.phase:
+            status, owner = read_status(service), (namespace_of(service), name_of(service))
+            for condition in status.conditions:
+                conditions.add_metric((*owner, condition.type.value, condition.status.value, condition.reason), 1)
+            if (rollout := status.rollout) is None or not rollout.phase:
                 continue
             phases.add_metric((*owner, rollout.phase, rollout.cause), 1)
             requests.add_metric(owner, rollout.requests)
             if (gain := _number(rollout.gain_percent)) is not None:
                 gains.add_metric(owner, gain / 100)
-        yield from (phases, requests, gains)
+        yield from (conditions, phases, requests, gains)
 
 
 def _number(text: str) -> float | None:
@@ -60,11 +49,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _conditions(service: Object) -> Iterable[tuple[str, str, str]]:
-    """(type, status, reason) of each condition."""
-    return (
-        (condition.type.value, condition.status.value, condition.reason)
-        for condition in read_status(service).conditions
-    )

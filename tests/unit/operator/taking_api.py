@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider_operator.api_error import ApiError
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import ResourceKind
-from outrider_operator.kubernetes_api import ApiError
 
 
 class TakingApi:

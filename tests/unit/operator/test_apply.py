@@ -6,6 +6,7 @@ import copy
 from typing import cast
 
 import pytest
+from outrider_operator.api_error import ApiError
 from outrider_operator.apply import Applier, ApplyOutcome, ObserveAgain
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import (
@@ -22,7 +23,7 @@ from outrider_operator.cluster_model import (
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.profiling.shared_objects import deletion
 from outrider_operator.kinds import JOB, ResourceKind, kind_of
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of
 
 

@@ -9,9 +9,10 @@ from typing import cast
 
 import pytest
 from outrider_operator import lease as module
+from outrider_operator.api_error import ApiError
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import ResourceKind
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.lease import Lease
 from outrider_operator.loop_thread import LoopThread
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from outrider_operator.api_error import ApiError
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import JOB_NAME_LABEL, PREFETCH, PROFILING, SHARED_PROFILE, Object
 from outrider_operator.decide import decide
@@ -26,7 +27,7 @@ from outrider_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.observe import Observer
 from outrider_operator.pod_events import current_warning, node_in_the_making
 from outrider_operator.service_metrics.measurements import Measurements

@@ -6,11 +6,12 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from outrider_operator.api_error import ApiError
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import Observed, OperatorSettings
 from outrider_operator.decide import decide
 from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
