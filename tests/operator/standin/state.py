@@ -137,8 +137,8 @@ def runtime_state(
         busy_s=load_s,
         draft_length_steps=[0, 0, int(load_s * STEPS_PER_S)] if speculating else [int(load_s * STEPS_PER_S)],
         drafters=[
-            _drafter(drafter.name, behaviour, load_s if speculating and not index else 0.0)
-            for index, drafter in enumerate(boot.draft_pool)
+            _drafter(drafter.name, behaviour, load_s if speculating and (is_first or hot.canary is not None) else 0.0)
+            for is_first, drafter in ((not index, drafter) for index, drafter in enumerate(boot.draft_pool))
         ],
         slo_classes=[_slo_class(slo.name, behaviour, load_s) for slo in hot.slo_classes],
         adapters=[_adapter(adapter.name, hot, behaviour, load_s) for adapter in hot.adapters or ()],

@@ -67,18 +67,15 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
         "arms": _arms(products),
         "products": [_product(name, arms, judgement.gains.get(name)) for name, arms in sorted(products.items())]
         + [RolloutProduct(product=name) for name in unmeasured],
-        "message": message_of(rollout),
+        "message": message_of(rollout, canary),
         "ignored": list(ignored),
     }
     return canary.model_copy(update=figures)
 
 
-def message_of(rollout: CanaryRollout) -> str:
+def message_of(rollout: CanaryRollout, canary: RolloutStatus) -> str:
     """A sentence about the result, or about the remaining time."""
-    canary, hold = rollout.canary, rollout.view.hold
-    if canary is None:
-        return ""
-    judgement = _judgement(rollout, canary)
+    judgement, hold = _judgement(rollout, canary), rollout.view.hold
     gain = _gain_text(_worst(judgement))
     if hold and canary.held_since and canary.phase in OPEN:
         return cut(f"{hold} The canary waits, and its timeout does not run. {gain}".strip(), 2048)

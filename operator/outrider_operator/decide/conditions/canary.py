@@ -40,10 +40,11 @@ def canary_progressing(canary: CanaryRollout) -> Verdict | None:
     """Verdict of Progressing while a canary holds the rollout; None if none does."""
     if not canary.holds or (canary.waits_for_profile and canary.decided.canary is None):
         return None
-    if canary.decided.canary is None or canary.decided.canary.phase not in _PROGRESSING:
+    decided = canary.decided.canary
+    if decided is None or decided.phase not in _PROGRESSING:
         return true(ConditionReason.CANARY_STARTING, "The changed draftPool is measured once pods may be made.")
-    is_moving, reason = _PROGRESSING[canary.decided.canary.phase]
-    message = message_of(canary)
+    is_moving, reason = _PROGRESSING[decided.phase]
+    message = message_of(canary, decided)
     return true(reason, message) if is_moving else false(reason, message)
 
 
