@@ -109,20 +109,43 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str]
         yield partial(_answer, address, end)
 
 
+@pytest.fixture(scope="module")
+def answer_twice(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str], list[Any]], None, None]:
+    """As `answer`; pod and operator are scraped by two jobs, of a PodMonitor and by annotations."""
+    end = time.time()
+    with stored_prometheus(tmp_path_factory.mktemp("twice"), _scrapes(end, "monitor", "annotations")) as address:
+        yield partial(_answer, address, end)
+
+
 def test_every_panel_of_a_busy_service_shows_something(answer: Callable[[str], list[Any]]) -> None:
     """Metrics of a pod, as its exporter writes them, and of the operator; what the engine exports is not here."""
     empty = [panel for panel, query in _queries() if not OF_THE_ENGINE.search(query) and not answer(query)]
     assert sorted(set(empty)) == []
 
 
-def _scrapes(end: float) -> Iterator[str]:
+def test_pod_that_two_jobs_scrape_counts_once(
+    answer: Callable[[str], list[Any]], answer_twice: Callable[[str], list[Any]]
+) -> None:
+    """Bug: goodput, pods and requests of a service were doubled, and the panel of products an error."""
+    sums = [
+        query for _, query in _queries() if re.search(r"\b(sum|count)\b", query) and not OF_THE_ENGINE.search(query)
+    ]
+    assert sums
+    for query in sums:
+        once, twice = ({str(s["metric"]): float(s["value"][1]) for s in ask(query)} for ask in (answer, answer_twice))
+        assert twice == pytest.approx(once, rel=0.01), query
+
+
+def _scrapes(end: float, *jobs: str) -> Iterator[str]:
     """Pages of the pod and the operator, every 15 s until now, as lines with their times."""
     for number in range(SCRAPES + 1):
         elapsed_s = number * SCRAPE_EVERY_S
         moment = end - (SCRAPES - number) * SCRAPE_EVERY_S
         for line in _page(elapsed_s).splitlines():
-            if line and not line.startswith("#"):
-                yield f"{line} {moment:.3f}"
+            for job in jobs or ("monitor",):
+                if line and not line.startswith("#"):
+                    scraped = line.replace("{", f'{{job="{job}",instance="10.0.0.1:9000",', 1).replace(",}", "}", 1)
+                    yield f"{scraped} {moment:.3f}"
 
 
 def _page(elapsed_s: float) -> str:
