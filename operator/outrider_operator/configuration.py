@@ -79,13 +79,13 @@ class OperatorSettings(BaseSettings):
     """Namespaces with managed services; empty: all namespaces."""
     watch_nodes: bool = True
     """False if RBAC does not allow to read nodes."""
-    runtime_image: str = f"outrider/runtime:{RELEASE}"
+    runtime_image_gpu: str = f"outrider/runtime:{RELEASE}"
     """Default image of GPU services."""
-    runtime_cpu_image: str = f"outrider/runtime-cpu:{RELEASE}"
+    runtime_image_cpu: str = f"outrider/runtime-cpu:{RELEASE}"
     """Default image of services on `cpu`."""
     runtime_upgrade_percent: Percent = 0
     """Share of the services that move to these images. The others stay on the image that they started with."""
-    image_pull_policy: PullPolicy = "IfNotPresent"
+    runtime_image_pull_policy: PullPolicy = "IfNotPresent"
     allowed_host_paths: Annotated[tuple[Folder, ...], NoDecode, BeforeValidator(_names)] = ()
     """Folders of nodes, with all subfolders, that pods may read; empty: no hostPath is allowed."""
     platform_assigns_user: bool = False
@@ -106,12 +106,12 @@ class OperatorSettings(BaseSettings):
     """Length of the window of the status figures."""
     no_capacity_after_s: Seconds = 60.0
     """Seconds without a node after which a pod means NoCapacity, unless an autoscaler adds a node for it."""
-    profiles_shared_from: Names = ()
+    profiling_shared_from: Names = ()
     """Namespaces whose measurements all namespaces use."""
-    engine_version: str = ""
-    """Version of vLLM in `runtime_image`; empty if it is unknown."""
-    engine_version_cpu: str = ""
-    """Version of vLLM in `runtime_cpu_image`; empty if it is unknown."""
+    runtime_engine_version_gpu: str = ""
+    """Version of vLLM in `runtime_image_gpu`; empty if it is unknown."""
+    runtime_engine_version_cpu: str = ""
+    """Version of vLLM in `runtime_image_cpu`; empty if it is unknown."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "json"
     health_port: Port = 8080

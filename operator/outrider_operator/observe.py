@@ -122,7 +122,7 @@ class Observer:
 
     def _shared_profiles(self) -> dict[str, Object]:
         """Return them by the names that they have elsewhere, where the label means nothing: anyone may put it on."""
-        if not self._settings.profiles_shared_from:
+        if not self._settings.profiling_shared_from:
             return {}
         shared = self._of_component(kinds.CONFIG_MAP, self._settings.namespace, SHARED_PROFILE)
         return {profile_shared_as(name_of(profile)): profile for profile in shared}
@@ -130,7 +130,7 @@ class Observer:
     def _measured_elsewhere(self, namespace: str) -> frozenset[str]:
         """Jobs whose results this namespace will use. Of two trusted namespaces that began the same Job, the first
         measures. Its place does not depend on its age: each would delete the other's pending Job in turn."""
-        trusted = self._settings.profiles_shared_from
+        trusted = self._settings.profiling_shared_from
         own = self._active_jobs(namespace, within_s=math.inf) if namespace in trusted else {}
         others = (self._active_jobs(other, within_s=_AWAITED_S) for other in trusted if other != namespace)
         return frozenset(

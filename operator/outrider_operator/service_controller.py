@@ -145,7 +145,7 @@ class ServiceController:
             self._cache,
             settings.watch_namespaces,
             settings.watch_nodes,
-            shared_profiles=settings.namespace if settings.profiles_shared_from else "",
+            shared_profiles=settings.namespace if settings.profiling_shared_from else "",
         )
         async with asyncio.TaskGroup() as group:
             workers = {f"worker {number}": partial(self._worker, group) for number in range(1, WORKERS + 1)}

@@ -193,7 +193,7 @@ def test_a_webhook_that_takes_its_time_holds_up_its_own_namespace_only(slow: Slo
         """True if no held call was given up meanwhile, as on a busy machine; else another neighbour is tried."""
         before = holding.given_up
         neighbour = make(f"neighbour-{next(numbers)}", replicas=0, profiling={"mode": "Skip"})
-        wait_for("its conditions", lambda: neighbour.read().get("status"))
+        wait_for("its conditions", lambda: neighbour.read()["status"].get("conditions"))
         return before == holding.given_up
 
     wait_for("a neighbour that is served at once", is_served_at_once)

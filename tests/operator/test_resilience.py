@@ -199,7 +199,7 @@ def test_an_upgrade_restarts_no_serving_pod_until_requested(
     before, image = uids(steady.pods()), steady.read()["status"]["runtimeImage"]
     operator_process.stop()
     new = "outrider.local/runtime-cpu:dev"
-    operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=new, OUTRIDER_RUNTIME_IMAGE=new)
+    operator_process.start(OUTRIDER_RUNTIME_IMAGE_CPU=new, OUTRIDER_RUNTIME_IMAGE_GPU=new)
     newer = make("newer", profiling={"mode": "Skip"})
     newer.wait_updated()
     assert newer.ready_pods()[0]["spec"]["containers"][0]["image"] == new
@@ -213,7 +213,7 @@ def test_an_upgrade_restarts_no_serving_pod_until_requested(
     assert not mover.read()["status"].get("newerRuntimeImage")
     client.delete(SERVICE, mover.namespace, mover.name)
     operator_process.stop()
-    operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=image, OUTRIDER_RUNTIME_IMAGE=image)
+    operator_process.start(OUTRIDER_RUNTIME_IMAGE_CPU=image, OUTRIDER_RUNTIME_IMAGE_GPU=image)
 
 
 def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_process: OperatorProcess) -> None:
@@ -228,7 +228,7 @@ def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_proces
     for share, moved in ((_place_of(first) + 1, [first]), (100, [first, second])):
         operator_process.stop()
         operator_process.start(
-            OUTRIDER_RUNTIME_CPU_IMAGE=new, OUTRIDER_RUNTIME_IMAGE=new, OUTRIDER_RUNTIME_UPGRADE_PERCENT=str(share)
+            OUTRIDER_RUNTIME_IMAGE_CPU=new, OUTRIDER_RUNTIME_IMAGE_GPU=new, OUTRIDER_RUNTIME_UPGRADE_PERCENT=str(share)
         )
         for ship in moved:
             wait_for(f"{ship.name} at the new image", partial(_runs, ship, new))
@@ -237,7 +237,7 @@ def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_proces
             assert _runs(ship, old)
     operator_process.stop()
     operator_process.start(
-        OUTRIDER_RUNTIME_CPU_IMAGE=old, OUTRIDER_RUNTIME_IMAGE=old, OUTRIDER_RUNTIME_UPGRADE_PERCENT="0"
+        OUTRIDER_RUNTIME_IMAGE_CPU=old, OUTRIDER_RUNTIME_IMAGE_GPU=old, OUTRIDER_RUNTIME_UPGRADE_PERCENT="0"
     )
 
 

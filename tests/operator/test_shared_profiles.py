@@ -30,11 +30,11 @@ def namespaces(cluster: Cluster, operator_process: OperatorProcess) -> Generator
         cluster.kubectl("create", "namespace", name)
     operator_process.stop()
     operator_process.start(
-        OUTRIDER_PROFILES_SHARED_FROM=f"{PLATFORM},{SECOND}", OUTRIDER_WATCH_NAMESPACES=",".join(watched)
+        OUTRIDER_PROFILING_SHARED_FROM=f"{PLATFORM},{SECOND}", OUTRIDER_WATCH_NAMESPACES=",".join(watched)
     )
     yield
     operator_process.stop()
-    operator_process.start(OUTRIDER_PROFILES_SHARED_FROM="", OUTRIDER_WATCH_NAMESPACES="")
+    operator_process.start(OUTRIDER_PROFILING_SHARED_FROM="", OUTRIDER_WATCH_NAMESPACES="")
     for name in watched:
         cluster.kubectl("delete", "namespace", name, "--wait=false")
 

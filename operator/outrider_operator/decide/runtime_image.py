@@ -74,7 +74,7 @@ def _canary_image(canary: Object | None, *, on_cpu: bool) -> str:
 
 def installed_image(settings: OperatorSettings, *, on_cpu: bool) -> str:
     """Image of the installed release."""
-    return settings.runtime_cpu_image if on_cpu else settings.runtime_image
+    return settings.runtime_image_cpu if on_cpu else settings.runtime_image_gpu
 
 
 def hardware(*, on_cpu: bool) -> str:

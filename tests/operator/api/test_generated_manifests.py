@@ -16,7 +16,7 @@ from tests.operator.api.apply import ApiServer, Refused
 pytestmark = pytest.mark.cluster
 
 _SETTINGS = OperatorSettings(
-    runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1", allowed_host_paths=("/",)
+    runtime_image_gpu="outrider/runtime:1", runtime_image_cpu="outrider/runtime-cpu:1", allowed_host_paths=("/",)
 )
 _START = 1_800_000_000.0
 # The same manifests in every run. Without shrinking: each example asks the API server.

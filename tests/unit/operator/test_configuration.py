@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from outrider_crds.base import seconds
 from outrider_operator.configuration import ConfigurationError, OperatorSettings, read_settings
+from pydantic.alias_generators import to_snake
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -41,6 +44,24 @@ def test_defaults_are_those_of_the_chart_and_of_the_page() -> None:
     ):
         assert seconds(values[value]) == default_s
         assert f"| `OUTRIDER_{variable}` | `{values[value]}` |" in page
+
+
+def test_settings_are_named_like_the_values_of_the_chart() -> None:
+    """`noCapacityAfter` was `unschedulable_s` in the code."""
+    values = yaml.safe_load((REPOSITORY / "charts/outrider/values.yaml").read_text())
+    names = {to_snake("_".join(path)) for path in _paths(values)}
+    chosen_by_templates = {
+        "namespace", "pod_name", "lease_name", "watch_nodes", "admin_port_peers", "prometheus_ca_file",
+        "prometheus_token_file", "health_port", "metrics_port",
+    }  # fmt: skip
+    assert {name.removesuffix("_s") for name in OperatorSettings.model_fields} - names == chosen_by_templates
+
+
+def _paths(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        yield (name,)
+        if isinstance(value, dict):
+            yield from ((name, *path) for path in _paths(value))
 
 
 def test_every_variable_is_on_the_page() -> None:
@@ -86,7 +107,7 @@ def test_values_are_read_in_their_units(monkeypatch: pytest.MonkeyPatch) -> None
         ("HEALTH_PORT", "70000", "less than or equal to 65535"),
         ("HEALTH_PORT", "http", "valid integer"),
         ("LOG_LEVEL", "chatty", "'debug', 'info'"),
-        ("IMAGE_PULL_POLICY", "Sometimes", "'Always'"),
+        ("RUNTIME_IMAGE_PULL_POLICY", "Sometimes", "'Always'"),
     ],
 )
 def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str) -> None:

@@ -177,7 +177,7 @@ async def test_pool_is_looked_for_until_none_is_left(reason: str, is_looked_for:
 def _observer(api: Api, cache: ObjectCache, trusted: tuple[str, ...] = ("platform", "ns")) -> Observer:
     pods = ServingPods(cache)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
-    settings = settings_with(namespace="outrider-system", profiles_shared_from=trusted)
+    settings = settings_with(namespace="outrider-system", profiling_shared_from=trusted)
     return Observer(cast(KubernetesApi, api), cache, measurements, settings)
 
 

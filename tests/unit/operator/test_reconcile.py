@@ -108,5 +108,5 @@ def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
     cache.seen(SERVICE, {**manifest(), "metadata": metadata})
     pods, client = ServingPods(cache), cast(KubernetesApi, api)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
-    settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
+    settings = OperatorSettings(runtime_image_gpu="gpu", runtime_image_cpu="cpu")
     return Reconciler(client, cache, measurements, ProfileUsers(), settings, decide, lambda _: None)

@@ -25,7 +25,7 @@ def container(
     fields: Object = {
         "name": name,
         "image": image,
-        "imagePullPolicy": settings.image_pull_policy,
+        "imagePullPolicy": settings.runtime_image_pull_policy,
         "env": variables_by_name(environment(spec), [variable.wire() for variable in template.env]),
         "envFrom": [source.wire() for source in template.env_from],
         "resources": resources(spec),

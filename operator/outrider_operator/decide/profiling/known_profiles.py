@@ -87,7 +87,9 @@ def _engine_version(settings: OperatorSettings, desired: DesiredState) -> str:
     """Version of the engine; empty unless the service runs the image of the installed release."""
     if desired.spec.pod_template.image or desired.images.pinned != desired.images.installed:
         return ""
-    return settings.engine_version_cpu if desired.spec.accelerator.on_cpu else settings.engine_version
+    return (
+        settings.runtime_engine_version_cpu if desired.spec.accelerator.on_cpu else settings.runtime_engine_version_gpu
+    )
 
 
 def _keys_of_spec(desired: DesiredState) -> list[ProfileKeys]:

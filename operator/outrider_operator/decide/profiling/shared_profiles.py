@@ -32,7 +32,7 @@ all are, each is published again at most once in this time."""
 def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) -> Outcome:
     """Publish the stored profiles of a service in a trusted namespace."""
     desired, settings, documents = view.desired, view.world.settings, view.sources.shared.documents
-    is_trusted = view.owner.namespace in settings.profiles_shared_from
+    is_trusted = view.owner.namespace in settings.profiling_shared_from
     if not is_trusted or not has_same_meaning_everywhere(desired.spec):
         return Outcome()
     creates: list[Object] = []

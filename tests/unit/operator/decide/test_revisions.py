@@ -118,9 +118,9 @@ def test_a_revision_that_was_hashed_with_its_pools_order_is_known() -> None:
     """The order was part of the hash before it was hot: a new operator restarts none of those services, in whichever
     order their pools stand by now."""
     spec = SpeculativeServiceSpec.model_validate(manifest(draftPool=[PLD, EAGLE])["spec"])
-    written = inputs_hash(spec, SETTINGS.runtime_cpu_image, ["pld", "eagle"])
+    written = inputs_hash(spec, SETTINGS.runtime_image_cpu, ["pld", "eagle"])
     assert written == "d8c441eae7"
-    assert written != inputs_hash(spec, SETTINGS.runtime_cpu_image)
+    assert written != inputs_hash(spec, SETTINGS.runtime_image_cpu)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(revisions, "inputs_hash", partial(_as_written, ["pld", "eagle"]))
         world = World(manifest(draftPool=[PLD, EAGLE]))
@@ -155,7 +155,7 @@ NEAR = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [TERM]
 def test_empty_value_is_hashed_as_in_the_typed_template(template: dict[str, Any], inputs: str) -> None:
     """podTemplate was typed, and its defaults were left out of the hash: an upgrade restarted pods with `value: ""`."""
     spec = SpeculativeServiceSpec.model_validate(manifest(podTemplate=template)["spec"])
-    assert inputs_hash(spec, SETTINGS.runtime_cpu_image) == inputs
+    assert inputs_hash(spec, SETTINGS.runtime_image_cpu) == inputs
 
 
 def test_empty_text_outside_env_makes_a_revision() -> None:
@@ -250,7 +250,9 @@ def test_an_upgrade_of_the_operator_restarts_no_serving_pod() -> None:
     world.serve()
     template = copy.deepcopy(world.deployment()["spec"]["template"])
     world.settings = settings_with(
-        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2", image_pull_policy="Always"
+        runtime_image_gpu="outrider/runtime:2",
+        runtime_image_cpu="outrider/runtime-cpu:2",
+        runtime_image_pull_policy="Always",
     )
     assert world.reconcile().is_idle
     world.patch(replicas=2)
@@ -266,7 +268,7 @@ def test_a_move_between_cpu_and_gpu_takes_the_image_of_the_other_kind() -> None:
     world.patch(accelerator={"products": ["NVIDIA-L4"]})
     world.settle()
     world.services["chat"].pop("status")
-    world.settings = settings_with(runtime_image="outrider/runtime:2")
+    world.settings = settings_with(runtime_image_gpu="outrider/runtime:2")
     world.settle()
     container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "outrider/runtime:1"
@@ -306,7 +308,7 @@ def test_a_lost_revision_map_of_another_release_is_made_from_what_runs() -> None
     world = World(manifest())
     world.serve()
     revision, template = world.revision(), copy.deepcopy(world.deployment()["spec"]["template"])
-    world.settings = settings_with(image_pull_policy="Always")
+    world.settings = settings_with(runtime_image_pull_policy="Always")
     del world.objects[CONFIG_MAP, f"chat-{revision}"]
     world.settle()
     assert (CONFIG_MAP, f"chat-{revision}") in world.objects

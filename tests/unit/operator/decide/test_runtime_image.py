@@ -10,7 +10,7 @@ from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, pinned_imag
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
 
-NEW = settings_with(runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2")
+NEW = settings_with(runtime_image_gpu="outrider/runtime:2", runtime_image_cpu="outrider/runtime-cpu:2")
 
 
 def image(world: World) -> str:
@@ -49,7 +49,7 @@ def test_an_upgrade_names_a_release_and_no_later_one(choice: str) -> None:
     world.settings = NEW
     world.settle()
     assert image(world) == "outrider/runtime-cpu:2"
-    world.settings = settings_with(runtime_image="outrider/runtime:3", runtime_cpu_image="outrider/runtime-cpu:3")
+    world.settings = settings_with(runtime_image_gpu="outrider/runtime:3", runtime_image_cpu="outrider/runtime-cpu:3")
     world.settle()
     assert image(world) == "outrider/runtime-cpu:2"
     assert world.observed().status.newer_runtime_image == "outrider/runtime-cpu:3"

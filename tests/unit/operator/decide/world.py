@@ -48,7 +48,7 @@ from outrider_operator.plan import Plan, component_of, fingerprint
 
 T = TypeVar("T")
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
-SETTINGS = OperatorSettings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
+SETTINGS = OperatorSettings(runtime_image_gpu="outrider/runtime:1", runtime_image_cpu="outrider/runtime-cpu:1")
 
 
 def settings_with(**changes: Any) -> OperatorSettings:

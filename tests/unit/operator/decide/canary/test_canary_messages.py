@@ -54,7 +54,7 @@ def test_a_runtime_upgrade_that_waits_is_said() -> None:
     world = under_way()
     candidate = world.rollout.candidate
     world.settings = type(world.settings)(
-        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2"
+        runtime_image_gpu="outrider/runtime:2", runtime_image_cpu="outrider/runtime-cpu:2"
     )
     world.annotate(**{"runtime-upgrade": "2"})
     world.settle()

@@ -120,7 +120,7 @@ def test_other_changes_wait_while_a_failed_pool_is_in_the_spec() -> None:
     world.measure_arms(1000, LOSS)
     world.end_canary()
     world.settings = type(world.settings)(
-        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2", runtime_upgrade_percent=100
+        runtime_image_gpu="outrider/runtime:2", runtime_image_cpu="outrider/runtime-cpu:2", runtime_upgrade_percent=100
     )
     world.settle()
     assert (world.phase, world.revision()) == ("Failed", stable)

@@ -28,7 +28,7 @@ FIELDS = st.sampled_from([
     "resources", "limits", "claims", "tolerations", "nodeSelector", "nodeAffinity", "env", "capabilities", "add",
     "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "hostPath", "topologySpreadConstraints",
 ])  # fmt: skip
-SETTINGS = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
+SETTINGS = OperatorSettings(runtime_image_gpu="gpu", runtime_image_cpu="cpu")
 SPEC = load_manifest(corpus.good()["pod-patch"]).spec
 KEYS = profile_keys(SPEC, "NVIDIA-H200", "gpu")
 
@@ -251,7 +251,7 @@ def test_patch_that_writes_to_the_node_is_refused() -> None:
     volume = {"name": "host", "hostPath": {"path": "/models"}}
     side = {"name": "side", "image": "x", "volumeMounts": [{"name": "host", "mountPath": "/m"}]}
     world = World(manifest(podTemplate={"volumes": [volume], "containers": [side]}))
-    world.settings = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu", allowed_host_paths=("/models",))
+    world.settings = OperatorSettings(runtime_image_gpu="gpu", runtime_image_cpu="cpu", allowed_host_paths=("/models",))
     world.settle()
     message = world.condition(ConditionType.SPEC_VALID).message
     assert "could write to the node: add readOnly: true" in message

@@ -15,7 +15,7 @@ from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 
 FOLDER = Path(__file__).parents[5] / "examples" / "platforms"
-SETTINGS = OperatorSettings(runtime_image="gpu", runtime_cpu_image="cpu")
+SETTINGS = OperatorSettings(runtime_image_gpu="gpu", runtime_image_cpu="cpu")
 TAINT = {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}
 
 

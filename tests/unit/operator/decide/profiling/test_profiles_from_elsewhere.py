@@ -24,7 +24,7 @@ from tests.unit.operator.decide.world import (
     target_profile,
 )
 
-SHARING = settings_with(namespace="outrider-system", profiles_shared_from=("platform",))
+SHARING = settings_with(namespace="outrider-system", profiling_shared_from=("platform",))
 CLAIM: dict[str, Any] = {"pvc": {"claimName": "models", "path": "target"}}
 
 
@@ -213,7 +213,7 @@ def test_newest_measurement_is_found_by_time(earlier: str) -> None:
     assert newest(old, new, keys) == newest(new, old, keys) == new
 
 
-UPGRADED = settings_with(runtime_cpu_image="outrider/runtime-cpu:2", engine_version_cpu="0.32.0")
+UPGRADED = settings_with(runtime_image_cpu="outrider/runtime-cpu:2", runtime_engine_version_cpu="0.32.0")
 
 
 def upgraded(engine_version: str, **fields: Any) -> World:
@@ -240,7 +240,7 @@ def test_a_profile_is_kept_through_images_of_one_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine_version", "fields"), [("0.31.0", {}), ("", {}), ("0.32.0", {"engine_version_cpu": ""})]
+    ("engine_version", "fields"), [("0.31.0", {}), ("", {}), ("0.32.0", {"runtime_engine_version_cpu": ""})]
 )
 def test_another_engine_is_measured_again(engine_version: str, fields: dict[str, Any]) -> None:
     assert [job.target for job in upgraded(engine_version, **fields).created_jobs] == [True]
