@@ -11,13 +11,14 @@
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
-# --- Outrider's three packages and their programs, for any Python 3.11 to 3.13
+# --- Outrider's four packages and their programs, for any Python 3.11 to 3.13
 FROM ${PYTHON_IMAGE} AS outrider
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY operator/outrider_operator operator/outrider_operator
 COPY crds/outrider_crds crds/outrider_crds
 COPY runtime/outrider_runtime runtime/outrider_runtime
+COPY runtime/outrider_cpu runtime/outrider_cpu
 # The programs find their Python on the PATH: the wheel is the same whatever image it lands in.
 RUN python3 -m pip install --no-cache-dir --no-compile --no-deps --target /opt/outrider/lib . \
  && mv /opt/outrider/lib/bin /opt/outrider/bin \

@@ -2,6 +2,6 @@
 
 import os
 
-from outrider_runtime.vllm_plugin import cpu
+import outrider_cpu
 
-os.environ.update(cpu.ENVIRONMENT)  # before anything imports Triton
+os.environ.update(outrider_cpu.ENVIRONMENT)  # before anything imports Triton

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import outrider_cpu
 import pytest
 import torch
 import yaml
-from outrider_runtime.vllm_plugin import cpu
 
 from tests.engine.engines import DEVICE, EAGLE_HEAD
 from tests.engine.planted_models import Counting, counting
@@ -20,7 +20,7 @@ from tests.engine.server_process import EXAMPLE, TARGET, Server
 from tests.otlp_receiver import Receiver, receiving
 
 if DEVICE == "cpu":
-    os.environ.update(cpu.ENVIRONMENT)  # before any test imports vLLM
+    os.environ.update(outrider_cpu.ENVIRONMENT)  # before any test imports vLLM
 
 BROKEN = "broken"
 """A drafter of the shared server, and its folder."""

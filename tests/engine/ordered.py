@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import outrider_cpu
 from outrider_crds.draft_pool import DrafterSpec
 from outrider_runtime.control.batch import NO_DRAFTER
 from outrider_runtime.drafters.pool import HostedPool
-from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures
 from outrider_runtime.vllm_plugin.messages import (
     DraftOrder,
@@ -35,7 +35,7 @@ def ordered_scheduler(vllm_config: Any, *arguments: Any, **keywords: Any) -> Any
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    cpu.allow_second_runner()  # vLLM checks its config once more
+    outrider_cpu.allow_second_runner()  # vLLM checks its config once more
     draft_room.install()
     draft_room.reserve_batch_tokens(vllm_config)
     base: Any = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler

@@ -147,9 +147,9 @@ def test_head_is_left_out_if_hidden_states_are_only_claimed(tmp_path: Path) -> N
 
 def test_oom_in_graph_capture_restarts_without_the_largest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bug: it ended there at every start."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from outrider_runtime.vllm_plugin.memory import MemoryUse
     from outrider_runtime.vllm_plugin.runner import CPUPoolRunner
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -183,9 +183,9 @@ def test_head_that_raises_during_the_start_is_left_out(
     """While it is given its attention or its graphs, or in the passes that warm up and measure memory.
 
     Bug: vLLM had counted its layers by then, so its part of every token's KV was lost while the pod ran."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 
     def fail(*_arguments: object, **_keywords: object) -> None:

@@ -69,9 +69,9 @@ def of_member(number: int) -> Table:
 
 def captured(sizes: list[int], drafted: int, requests: int, table: Table | None, **shape: Any) -> Any:
     """vLLM's manager of the target's graphs, or of a head's."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from outrider_runtime.vllm_plugin.graph_lengths import capture_every_length
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu import cudagraph_utils
@@ -211,9 +211,9 @@ def test_heads_later_passes_have_one_graph_per_draft_length() -> None:
 
 def test_block_draft_has_one_graph_of_its_whole_block_a_size() -> None:
     """Promise: few graphs, and each step finds one. With a table of lengths vLLM would capture one for every length."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 
     sizes, width = given_to_vllm()[0], DRAFTED + 1
@@ -289,9 +289,9 @@ def attention(support: str, longest: int | None = None) -> Any:
 )
 def test_verification_mode_follows_the_attention_backend(groups: list[Any], beyond: str, fits: bool) -> None:
     """FlashAttention 3 and Triton always can, FlashAttention 2 cannot; vLLM's own backends say so."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from outrider_runtime.vllm_plugin.runner import PoolRunner
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.worker.gpu import cudagraph_utils
@@ -311,9 +311,9 @@ def test_verification_mode_follows_the_attention_backend(groups: list[Any], beyo
 
 def test_attention_backends_report_their_graph_support() -> None:
     """Triton is one of those that replay any lengths; FlashAttention is where it is version 3, which no CPU has."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import outrider_cpu
 import pytest
-from outrider_runtime.vllm_plugin import cpu
 
 from tests.engine import planted_models
 from tests.engine.engines import block, lookup, mtp
@@ -42,7 +42,7 @@ def engine_of_qwen(folder: Path) -> Iterator[OrderedBench]:
 @contextmanager
 def selectors_tagged() -> Iterator[list[str]]:
     """Tags by which vLLM keeps the compiled code of each DFlash2 draft's selector."""
-    cpu.install()  # before vLLM's kernels are imported
+    outrider_cpu.install()  # before vLLM's kernels are imported
     from vllm.compilation import backends
     from vllm.model_executor.models import qwen3_dflash2
 

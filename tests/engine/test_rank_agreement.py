@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import outrider_cpu
 import pytest
 from outrider_runtime.paths import RUN_DIR_VARIABLE
 from outrider_runtime.step_clock import HostClock
-from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.agreement import (
     Agreement,
     DifferentPoolsError,
@@ -29,7 +29,7 @@ Case = Callable[[int, Agreement], Any]
 
 
 def _rank(rank: int, folder: str) -> None:
-    os.environ.update({RUN_DIR_VARIABLE: folder, **cpu.ENVIRONMENT})
+    os.environ.update({RUN_DIR_VARIABLE: folder, **outrider_cpu.ENVIRONMENT})
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     world = distributed.group.WORLD
     assert world is not None

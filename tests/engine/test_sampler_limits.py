@@ -31,10 +31,10 @@ def params(field: str, tokens: int) -> Any:
 
 
 def tables() -> list[Any]:
+    import outrider_cpu
     import torch
-    from outrider_runtime.vllm_plugin import cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from types import SimpleNamespace
 
     from vllm.v1.worker.gpu.sample.bad_words import BadWordsState

@@ -134,7 +134,7 @@ class NoneOfUsWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self.WAITS:
-            assert "vllm_plugin/cpu/" in (asker := _asker()) or "/outrider_runtime/" not in asker, f"{func} in {asker}"
+            assert "/outrider_cpu/" in (asker := _asker()) or "/outrider_runtime/" not in asker, f"{func} in {asker}"
         return func(*args, **(kwargs or {}))
 
 

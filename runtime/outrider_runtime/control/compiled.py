@@ -114,11 +114,11 @@ def _stamp(source: Path) -> str:
 
 @functools.cache
 def _imported(source: Path) -> tuple[Path, ...]:
-    """The package's own files that a file imports from at its top: the compiled code may use these."""
+    """Files of Outrider's own that a file imports from at its top: the compiled code may use these."""
     paths = list[Path]()
     for node in ast.parse(source.read_bytes()).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE.name):
-            module = _PACKAGE.joinpath(*node.module.split(".")[1:])
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("outrider_"):
+            module = _PACKAGE.parent.joinpath(*node.module.split("."))
             paths += module, *(module / name.name for name in node.names)
     files = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths)
     return tuple(file for file in files if file.exists())

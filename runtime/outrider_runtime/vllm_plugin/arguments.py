@@ -19,7 +19,6 @@ from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.drafters.draft_configs import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.dtype import engine_dtype
-from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.graphs import graph_sizes
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, target_location
 
@@ -235,7 +234,9 @@ def prepare_vllm(*, worker_is_here: bool = False) -> None:
     from vllm.sampling_params import SamplingParams
 
     if current_platform.is_cpu():
-        cpu.install() if worker_is_here else cpu.allow_second_runner()
+        import outrider_cpu
+
+        outrider_cpu.install() if worker_is_here else outrider_cpu.allow_second_runner()
 
     @functools.wraps(SamplingParams._validate_spec_decode)
     def accept(*_arguments: object) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_runtime.vllm_plugin import cpu
+import outrider_cpu
 
-cpu.install()  # vLLM's modules bind their kernels when they are imported
+outrider_cpu.install()  # vLLM's modules bind their kernels when they are imported
 
 from vllm.distributed.parallel_state import get_pp_group  # noqa: E402
 from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
@@ -29,7 +29,7 @@ class OutriderCPUWorker(PoolWorker, cpu_worker.CPUWorker):  # type: ignore[misc]
         super().init_device()
 
     def compile_or_warm_up_model(self) -> Any:
-        cpu.compile_stand_ins(self.model_runner, super().execute_model, self.sample_tokens)
+        outrider_cpu.compile_stand_ins(self.model_runner, super().execute_model, self.sample_tokens)
         return super().compile_or_warm_up_model()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:

@@ -10,7 +10,6 @@ from outrider_crds.runtime_config import BootConfig
 
 from outrider_runtime.memory_limit import cpu_cache_gib, memory_limit_bytes
 from outrider_runtime.paths import RUN_DIR_VARIABLE
-from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.versions import SECOND_RUNNER
 
 
@@ -21,11 +20,15 @@ def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str
     if boot.accelerator.on_cpu:
         defaults |= _cpu_defaults({**environ, **chosen})
     environment = {name: value for name, value in defaults.items() if name not in environ} | chosen
-    return (
-        environment
-        | {RUN_DIR_VARIABLE: run_dir, **SECOND_RUNNER}
-        | (cpu.ENVIRONMENT if boot.accelerator.on_cpu else {})
-    )
+    return environment | {RUN_DIR_VARIABLE: run_dir, **SECOND_RUNNER} | _interpreter(on_cpu=boot.accelerator.on_cpu)
+
+
+def _interpreter(*, on_cpu: bool) -> dict[str, str]:
+    if not on_cpu:
+        return {}
+    from outrider_cpu import ENVIRONMENT  # a package that is needed on CPUs only
+
+    return ENVIRONMENT
 
 
 def _cpu_defaults(environ: Mapping[str, str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import ChainCounts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
-from outrider_runtime.vllm_plugin import cpu, draft_room
+from outrider_runtime.vllm_plugin import draft_room
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint
 from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers
 from outrider_runtime.vllm_plugin.cause import note_cause
@@ -66,7 +66,9 @@ def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Sc
     """Make the scheduler for the resolved config. Raises RuntimeError if the loop cannot run."""
     check_engine_version()
     if current_platform.is_cpu():
-        cpu.allow_second_runner()  # vLLM checks its config once more in this process
+        import outrider_cpu
+
+        outrider_cpu.allow_second_runner()  # vLLM checks its config once more in this process
     if vllm_config.parallel_config.data_parallel_size > 1:
         raise RuntimeError("data parallelism inside one engine drops the table of draft lengths; use replicas instead")
     draft_room.install()

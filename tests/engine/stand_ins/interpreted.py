@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import outrider_cpu
 import torch
-from outrider_runtime.vllm_plugin import cpu
-from outrider_runtime.vllm_plugin.cpu.interpreter import RUNNER
+from outrider_cpu.interpreter import RUNNER
 
 Outcome = dict[str, Any]
 """What a case returned and what it changed: tensors, or lists of them, by name."""
 
 
 def with_stand_ins_and_without(case: Callable[[torch.Generator], Outcome], seed: int) -> tuple[Outcome, Outcome]:
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
     ours = case(torch.Generator().manual_seed(seed))
     with interpreted():
         theirs = case(torch.Generator().manual_seed(seed))
@@ -28,15 +28,15 @@ def with_stand_ins_and_without(case: Callable[[torch.Generator], Outcome], seed:
 @contextmanager
 def interpreted() -> Iterator[None]:
     """vLLM's own kernels and functions are back wherever the runner has them, and Triton interprets them."""
-    from outrider_runtime.vllm_plugin.cpu import replaced, sampling, verification
-    from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
+    from outrider_cpu import replaced, sampling, verification
+    from outrider_cpu.stand_in import StandIn
 
     functions = {
         "gumbel_sample": sampling.interpreted_gumbel_sample,
         "rejection_sample": verification.interpreted_rejection_sample,
     }
     put_back = []
-    for replacement in replaced.REPLACEMENTS:
+    for replacement in (row for row in replaced.REPLACEMENTS if row.root == RUNNER):
         ours = getattr(importlib.import_module(f"{RUNNER}.{replacement.module}"), replacement.attribute)
         theirs = ours.kernel if isinstance(ours, StandIn) else functions[replacement.attribute]
         replaced.rebind(ours, theirs)

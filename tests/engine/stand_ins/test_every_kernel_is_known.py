@@ -8,9 +8,9 @@ import os
 import re
 from pathlib import Path
 
+import outrider_cpu
 import pytest
 import torch
-from outrider_runtime.vllm_plugin import cpu
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 LAUNCH = re.compile(r"\b(\w+_kernel)\[")
@@ -30,9 +30,9 @@ def launched() -> set[tuple[str, str]]:
 
 def test_every_kernel_has_a_stand_in_or_a_reason() -> None:
     """Promise: nothing is interpreted in a serving step."""
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
-    from outrider_runtime.vllm_plugin.cpu.replaced import LEFT_INTERPRETED, REPLACEMENTS
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
+    from outrider_cpu.replaced import LEFT_INTERPRETED, REPLACEMENTS
 
     replaced = {(replacement.module, replacement.attribute) for replacement in REPLACEMENTS}
     unknown = {replacement for replacement in launched() - replaced if replacement[0] not in LEFT_INTERPRETED}
@@ -42,9 +42,9 @@ def test_every_kernel_has_a_stand_in_or_a_reason() -> None:
 
 def test_stand_ins_replace_every_use_of_their_kernel() -> None:
     """Bug: `from module import function` keeps vLLM's own in the module that calls it."""
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
-    from outrider_runtime.vllm_plugin.cpu import sampling, verification
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
+    from outrider_cpu import sampling, verification
     from vllm.v1.worker.gpu.sample import sampler
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
@@ -54,9 +54,9 @@ def test_stand_ins_replace_every_use_of_their_kernel() -> None:
 
 def test_functions_of_ours_take_what_vllms_take() -> None:
     """Kernels are compared by name where they are replaced; functions are called by vLLM with what it has."""
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
-    from outrider_runtime.vllm_plugin.cpu import sampling, verification
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
+    from outrider_cpu import sampling, verification
 
     for ours, theirs in (
         (sampling.gumbel_sample, sampling.interpreted_gumbel_sample),
@@ -70,7 +70,7 @@ def test_functions_of_ours_take_what_vllms_take() -> None:
 def test_a_kernel_that_lost_a_parameter_is_named() -> None:
     """A new release of vLLM says at once which stand-in is out of date."""
     import triton
-    from outrider_runtime.vllm_plugin.cpu.stand_in import KernelChangedError, StandIn
+    from outrider_cpu.stand_in import KernelChangedError, StandIn
 
     @triton.jit
     def _kernel(pos_ptr, BLOCK_SIZE):  # noqa: N803
@@ -85,10 +85,10 @@ def test_a_kernel_that_lost_a_parameter_is_named() -> None:
 
 def test_every_stand_in_is_compared_with_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in that no case of this folder reaches could be anything."""
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
-    from outrider_runtime.vllm_plugin.cpu.replaced import REPLACEMENTS
-    from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
+    from outrider_cpu.replaced import REPLACEMENTS
+    from outrider_cpu.stand_in import StandIn
 
     from tests.engine.stand_ins import test_batches_are_prepared_alike as batches
     from tests.engine.stand_ins import test_block_drafts_are_prepared_alike as block_drafts

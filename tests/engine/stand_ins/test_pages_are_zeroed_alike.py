@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import outrider_cpu
 import pytest
 import torch
-from outrider_runtime.vllm_plugin import cpu
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 PAGES, WIDTH = 5, 40
@@ -15,9 +15,9 @@ PAGES, WIDTH = 5, 40
 
 def test_new_pages_are_zeroed_and_others_kept() -> None:
     """Layers of two sizes; a page of the first one has a tail that belongs to another layer."""
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
-    from outrider_runtime.vllm_plugin.cpu import zeroed_pages
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
+    from outrider_cpu import zeroed_pages
     from vllm.v1.worker.utils import KVBlockZeroer
 
     def zeroed(method: Any) -> list[torch.Tensor]:

@@ -12,9 +12,9 @@ FED, MADE, RANK, ADAPTERS = 12, 10, 4, 3
 @pytest.mark.parametrize("padding", [0, 2], ids=["linear layer", "one part of a packed layer"])
 def test_adapter_changes_only_the_rows_that_use_it(padding: int) -> None:
     """Bug: -1, for none, indexes weights from behind: such rows got the adapter in the last slot."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
+    outrider_cpu.install()
     from vllm.lora.punica_wrapper import punica_cpu
 
     random = torch.Generator().manual_seed(0)
@@ -36,10 +36,10 @@ def test_adapter_changes_only_the_rows_that_use_it(padding: int) -> None:
 
 def test_so_it_is_where_tokens_come_by_request() -> None:
     """The products are those of prefill; a second installation changes nothing."""
-    from outrider_runtime.vllm_plugin import cpu
+    import outrider_cpu
 
-    cpu.install()
-    cpu.install()
+    outrider_cpu.install()
+    outrider_cpu.install()
     from vllm.lora.punica_wrapper import punica_cpu
 
     fed, down = torch.ones(4, FED), torch.ones(ADAPTERS, 1, RANK, FED)

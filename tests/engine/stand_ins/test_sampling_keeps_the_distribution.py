@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+import outrider_cpu
 import pytest
 import torch
-from outrider_runtime.vllm_plugin import cpu
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 REQUESTS, DRAFTED, VOCABULARY, TEMPERATURE = 6000, 2, 8, 0.7
@@ -17,9 +17,9 @@ FAR_OUT = 29.9
 @pytest.mark.parametrize("draws", [True, False], ids=["a drafter that draws", "a drafter that knows one answer"])
 def test_tokens_have_the_targets_distribution(draws):
     """Promise: speculation does not change what is sampled (Leviathan et al., 2023, theorem 1)."""
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
-    from outrider_runtime.vllm_plugin.cpu.verification import rejection_sample
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
+    from outrider_cpu.verification import rejection_sample
 
     generator = torch.Generator().manual_seed(1)
     first, second, third = (2 * torch.randn(shape, generator=generator) for shape in (8, (8, 8), 8))
@@ -44,7 +44,7 @@ def test_tokens_have_the_targets_distribution(draws):
 
 
 def _proposals(draft: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-    from outrider_runtime.vllm_plugin.cpu.sampling import gumbel_sample
+    from outrider_cpu.sampling import gumbel_sample
 
     everyone, warm = torch.arange(REQUESTS), torch.full((REQUESTS,), TEMPERATURE)
     rows = draft.expand(REQUESTS, -1)
@@ -62,8 +62,8 @@ def _chi_squared(tokens: torch.Tensor, logits: torch.Tensor) -> float:
 
 
 def test_token_sampled_without_proposals_follows_the_target():
-    os.environ.update(cpu.ENVIRONMENT)
-    cpu.install()
+    os.environ.update(outrider_cpu.ENVIRONMENT)
+    outrider_cpu.install()
     logits = 2 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2))
     seeds = torch.randint(-(2**62), 2**62, (REQUESTS,), generator=torch.Generator().manual_seed(3))
     assert _chi_squared(_proposals(logits, seeds)[:, 0], logits) < FAR_OUT

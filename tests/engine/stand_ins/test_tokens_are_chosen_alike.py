@@ -120,7 +120,7 @@ def test_tokens_are_those_of_the_kernels(case, seed):
 
 def test_bfloat16_logits_are_ranked_as_in_float32():
     """Promise: a token's rank does not depend on how wide the logits are."""
-    from outrider_runtime.vllm_plugin.cpu import logprobs as ours
+    from outrider_cpu import logprobs as ours
 
     batch = Batch(torch.Generator().manual_seed(0))
     logits, tokens = batch.random_logits(torch.bfloat16), batch.integers(0, VOCABULARY, batch.rows)

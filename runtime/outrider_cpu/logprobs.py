@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled
+from outrider_cpu.arrays import compiled
 
 Array = Any
 Tensor = torch.Tensor

@@ -12,9 +12,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from outrider_runtime.vllm_plugin.versions import SECOND_RUNNER
-
-ENVIRONMENT = {"TRITON_INTERPRET": "1", **SECOND_RUNNER}
+ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Environment of every process of the engine, before vLLM is imported."""
 RUNNER = "vllm.v1.worker.gpu"
 _CONFIG = "vllm.config.vllm"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.vllm_plugin.cpu.arrays import inlined
+from outrider_cpu.arrays import inlined
 
 Number = Any
 DRAFT_SALT = 1 << 30

@@ -11,8 +11,8 @@ import torch
 from numba import types
 from numba.extending import overload
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled
-from outrider_runtime.vllm_plugin.cpu.noise import gumbel, hash_prefix, token_hash
+from outrider_cpu.arrays import compiled
+from outrider_cpu.noise import gumbel, hash_prefix, token_hash
 
 Array = Any
 _F32, _I16, _I32 = np.float32, np.int16, np.int32

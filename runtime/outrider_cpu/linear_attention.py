@@ -13,15 +13,8 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
-from vllm.v1.worker import mamba_utils
 
 _forward_of_one_length: Any = gdn_attention._spec_forward
-
-
-def put_in_place() -> None:
-    """Replace vLLM's function, and copy a state in one piece. Idempotent."""
-    gdn_attention._spec_forward = forward
-    mamba_utils._TEMPORAL_TILES = 1  # an interpreter works on one piece after the other
 
 
 @functools.wraps(_forward_of_one_length)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.sample import gumbel
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled, view
-from outrider_runtime.vllm_plugin.cpu.noise import DRAFT_SALT
-from outrider_runtime.vllm_plugin.cpu.rows import bits_of, drawn, likeliest
+from outrider_cpu.arrays import compiled, view
+from outrider_cpu.noise import DRAFT_SALT
+from outrider_cpu.rows import bits_of, drawn, likeliest
 
 Array = Any
 Tensor = torch.Tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled, inlined
+from outrider_cpu.arrays import compiled, inlined
 
 Array = Any
 _NEVER = np.float32(-np.inf)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled
+from outrider_cpu.arrays import compiled
 
 Array = Any
 

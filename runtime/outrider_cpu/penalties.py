@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled
+from outrider_cpu.arrays import compiled
 
 Array = Any
 _F32, _I32 = np.float32, np.int32

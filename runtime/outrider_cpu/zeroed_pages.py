@@ -7,15 +7,10 @@ from typing import Any
 import numpy as np
 from vllm.v1.worker.utils import KVBlockZeroer
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled, row_at, view
+from outrider_cpu.arrays import compiled, row_at, view
 
 Array = Any
 interpreted_zero_block_ids: Any = KVBlockZeroer.zero_block_ids
-
-
-def put_in_place() -> None:
-    """Replace vLLM's method. Idempotent."""
-    KVBlockZeroer.zero_block_ids = zero_block_ids
 
 
 def zero_block_ids(zeroer: Any, block_ids: list[int]) -> None:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from outrider_runtime.vllm_plugin.cpu.arrays import view
+from outrider_cpu.arrays import view
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-from outrider_runtime.vllm_plugin.cpu.arrays import view
+from outrider_cpu.arrays import view
 
 GRID = "grid"
 

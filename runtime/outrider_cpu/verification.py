@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled, view
-from outrider_runtime.vllm_plugin.cpu.noise import uniform
-from outrider_runtime.vllm_plugin.cpu.rows import bits_of, drawn, likeliest
+from outrider_cpu.arrays import compiled, view
+from outrider_cpu.noise import uniform
+from outrider_cpu.rows import bits_of, drawn, likeliest
 
 Array = Any
 Tensor = torch.Tensor

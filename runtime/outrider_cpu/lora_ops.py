@@ -7,25 +7,11 @@ get the adapter in the last slot.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-
-OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
-"""Operations that all others call. They begin with inputs (rows, width), weights, output and adapters (rows,)."""
-MODULES = ("vllm.lora.ops.torch_ops.lora_ops", "vllm.lora.punica_wrapper.punica_cpu")
-
-
-def put_in_place() -> None:
-    """Replace the operations in each module that imports them by name. Idempotent."""
-    for name in MODULES:
-        module = importlib.import_module(name)
-        for operation in OPERATIONS:
-            theirs = getattr(module, operation)
-            if not hasattr(theirs, "__wrapped__"):
-                setattr(module, operation, without_unadapted_rows(theirs))
+from vllm.lora.ops.torch_ops import lora_ops
 
 
 def without_unadapted_rows(operation: Callable[..., None]) -> Callable[..., None]:
@@ -39,3 +25,9 @@ def without_unadapted_rows(operation: Callable[..., None]) -> Callable[..., None
         operation(inputs.masked_fill((adapters < 0).unsqueeze(1), 0), weights, output, adapters, *rest, **named)
 
     return masked
+
+
+OPERATIONS = {
+    name: without_unadapted_rows(vars(lora_ops)[name]) for name in ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
+}
+"""Operations that all others call. They begin with inputs (rows, width), weights, output and adapters (rows,)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 ENOUGH_REQUESTS = 2
 
@@ -16,6 +15,10 @@ def compile_stand_ins(model_runner: Any, execute_model: Any, sample_tokens: Any)
     """
     from vllm.v1.worker.gpu.warmup import warmup_kernels
 
-    requests = min(ENOUGH_REQUESTS, model_runner.scheduler_config.max_num_seqs)
-    with mock.patch.object(model_runner.scheduler_config, "max_num_seqs", requests):
+    limits = model_runner.scheduler_config
+    most = limits.max_num_seqs
+    limits.max_num_seqs = min(ENOUGH_REQUESTS, most)
+    try:
         warmup_kernels(model_runner, execute_model, sample_tokens)
+    finally:
+        limits.max_num_seqs = most

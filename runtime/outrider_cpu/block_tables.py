@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled, row_at
+from outrider_cpu.arrays import compiled, row_at
 
 Array = Any
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_runtime.vllm_plugin.cpu.arrays import compiled, inlined
+from outrider_cpu.arrays import compiled, inlined
 
 Array = Any
 

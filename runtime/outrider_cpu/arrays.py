@@ -11,7 +11,6 @@ import torch
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
 from outrider_runtime.control.compiled import kept
 
 _VIEWED_AS = {torch.bfloat16: torch.int16, torch.uint64: torch.int64}

@@ -1,39 +1,44 @@
-"""The functions and kernels of vLLM's second runner that have a stand-in on CPUs."""
+"""Everything of vLLM that has a stand-in on CPUs, in one table."""
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_runtime.vllm_plugin.cpu import (
+from outrider_cpu import (
     block_drafts,
     block_tables,
     draft_models,
     grammar,
     heads,
     input_batch,
+    linear_attention,
     logit_bias,
     logprobs,
     lookups,
+    lora_ops,
     penalties,
     sampling,
     staged_writes,
     verification,
+    zeroed_pages,
 )
-from outrider_runtime.vllm_plugin.cpu.interpreter import RUNNER
-from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
+from outrider_cpu.interpreter import RUNNER
+from outrider_cpu.stand_in import StandIn
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
     module: str
-    """Module's name, relative to `RUNNER`."""
+    """Module's name, relative to `root`; with a class of it if the attribute is a method."""
     attribute: str
-    """Name of a kernel, or of a function that launches kernels."""
-    ours: Callable[..., Any]
+    """Name of a kernel, of a function that launches kernels, or of a function or constant elsewhere."""
+    ours: Any
+    root: str = RUNNER
+    """Package of the module. The runner's modules import each other's functions by name, so all of them get ours."""
 
     @property
     def is_kernel(self) -> bool:
@@ -82,6 +87,11 @@ REPLACEMENTS = (
     Replacement("spec_decode.dflash2.speculator", "_selector_walk_kernel", block_drafts.walk),
     Replacement("spec_decode.ngram.speculator", "_ngram_scan_kernel", lookups.scan),
     Replacement("spec_decode.ngram.speculator", "_ngram_finalize_kernel", lookups.finalize),
+    Replacement("utils.KVBlockZeroer", "zero_block_ids", zeroed_pages.zero_block_ids, "vllm.v1.worker"),
+    Replacement("gdn_attention", "_spec_forward", linear_attention.forward, "vllm.model_executor.layers.mamba.ops.cpu"),
+    Replacement("mamba_utils", "_TEMPORAL_TILES", 1, "vllm.v1.worker"),  # an interpreter works on one after the other
+    *(Replacement("ops.torch_ops.lora_ops", name, ours, "vllm.lora") for name, ours in lora_ops.OPERATIONS.items()),
+    *(Replacement("punica_wrapper.punica_cpu", name, ours, "vllm.lora") for name, ours in lora_ops.OPERATIONS.items()),
 )
 
 LEFT_INTERPRETED = {
@@ -106,13 +116,16 @@ LEFT_INTERPRETED = {
 
 
 def put_in_place(replacements: Iterable[Replacement] = REPLACEMENTS) -> None:
-    """Install stand-ins in every module of the runner that has the original by name. Idempotent."""
+    """Install stand-ins. Idempotent."""
     for replacement in replacements:
-        module = importlib.import_module(f"{RUNNER}.{replacement.module}")
-        theirs = getattr(module, replacement.attribute)
+        owner = pkgutil.resolve_name(f"{replacement.root}.{replacement.module}")
+        theirs = getattr(owner, replacement.attribute)
         if isinstance(theirs, StandIn) or theirs is replacement.ours:
             continue
-        rebind(theirs, StandIn(theirs, replacement.ours) if replacement.is_kernel else replacement.ours)
+        if replacement.root == RUNNER:
+            rebind(theirs, StandIn(theirs, replacement.ours) if replacement.is_kernel else replacement.ours)
+        else:
+            setattr(owner, replacement.attribute, replacement.ours)
 
 
 def rebind(theirs: Any, ours: Any) -> None:
