@@ -5,13 +5,17 @@ A new release of vLLM is tried with this file first: what changed is found in on
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from outrider_runtime.torch_engine.openai_requests import NEUTRAL, ChatRequest, CompletionRequest, GenerationRequest
+
+from tests.engine.vllm_symbols import SYMBOLS
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 GPU = "vllm.v1.worker.gpu"
@@ -176,6 +180,24 @@ CALLED = {
     "vllm.model_executor.layers.attention_layer_base.AttentionLayerBase.get_kv_cache_spec": "self vllm_config",
     f"{GPU}.model_runner.GPUModelRunner.get_kv_cache_spec": "self",
     "vllm.platforms.interface.Platform.register_triton_kernel_overrides": "",
+    "vllm.entrypoints.launchers.api_server.app_state.init_app_state": "engine_client state args supported_tasks",
+    "vllm.entrypoints.launchers.api_server.entry.build_async_engine_client": "args usage_context client_config",
+    "vllm.entrypoints.launchers.app.build_app": "args supported_tasks model_config",
+    "vllm.entrypoints.launchers.cli_args.make_arg_parser": "parser",
+    "vllm.entrypoints.launchers.cli_args.validate_parsed_serve_args": "args",
+    "vllm.entrypoints.launchers.launcher.NoSignalServer": "config peer_loads",
+    "vllm.entrypoints.launchers.utils.server_utils.get_uvicorn_log_config": "args",
+    "vllm.entrypoints.serve.utils.api_utils.cli_env_setup": "",
+    "vllm.logger.configure_logging_from_args": "args",
+    "vllm.lora.request.LoRARequest": "lora_name lora_int_id lora_path base_model_name load_inplace is_3d_lora_weight",
+    "vllm.lora.utils.is_base_embedding_weights": "name",
+    "vllm.config.get_layers_from_vllm_config": "vllm_config layer_type layer_names",
+    f"{GPU}.spec_decode.dflash.cudagraph.DFlashCudaGraphManager": (
+        "vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
+    ),
+    "vllm.v1.core.kv_cache_manager.KVCacheManager.evict_blocks": "self block_ids",
+    "vllm.v1.core.kv_cache_manager.KVCacheManager.get_block_ids": "self request_id",
+    f"{GPU}.model_runner.GPUModelRunner._init_kv_zero_meta": "self",
 }
 """What we call, or stand in for -> its parameters."""
 
@@ -194,31 +216,33 @@ ATTRIBUTES = {
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": (
         "vllm_config running waiting requests kv_cache_manager block_size max_model_len max_num_running_reqs "
-        "max_num_scheduled_tokens max_num_active_reqs num_waiting_for_streaming_input"
+        "max_num_scheduled_tokens max_num_active_reqs num_waiting_for_streaming_input grammar_compile_error_reqs"
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheManager": "block_pool coordinator",
     "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "single_type_managers",
     "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": "req_to_blocks",
-    "vllm.v1.core.block_pool.BlockPool": "get_num_free_blocks",
+    "vllm.v1.core.block_pool.BlockPool": "get_num_free_blocks blocks null_block",
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_id ref_cnt",
     "vllm.v1.request.Request": (
         "request_id status arrival_time sampling_params max_tokens num_tokens num_prompt_tokens num_computed_tokens "
         "num_output_tokens num_output_placeholders spec_token_ids is_prefill_chunk"
     ),
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "num_scheduled_tokens scheduled_spec_decode_tokens num_spec_tokens_to_schedule num_invalid_spec_tokens "
-        "has_structured_output_requests"
+        "has_structured_output_requests new_block_ids_to_zero total_num_scheduled_tokens"
     ),
     "vllm.v1.outputs.ModelRunnerOutput": "req_id_to_index sampled_token_ids",
     f"{GPU}.model_runner.GPUModelRunner": (
         "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs lora_config "
         "prompt_logprobs_worker attn_groups decode_query_len model_state scheduler_config adaptive_verification "
-        "rejection_sampler input_buffers vocab_size aux_output_connector"
+        "rejection_sampler input_buffers vocab_size aux_output_connector kv_block_zeroer"
     ),
     f"{GPU}.lora_utils.LoraState": "lora_requests",
-    "vllm.lora.model_manager.LoRAModelManager": "modules packed_modules lora_config",
+    "vllm.lora.model_manager.LoRAModelManager": "modules packed_modules lora_config model",
     "vllm.lora.worker_manager.LRUCacheWorkerLoRAManager": "_adapter_manager",
     "vllm.lora.lora_model.LoRAModel": "loras",
-    "vllm.lora.lora_weights.LoRALayerWeights": "lora_a lora_b",
+    "vllm.lora.lora_weights.LoRALayerWeights": "lora_a lora_b rank scaling",
+    "vllm.model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding": "shard_indices weight",
     "vllm.model_executor.layers.linear.QKVParallelLinear": (
         "input_size output_size total_num_heads total_num_kv_heads head_size v_head_size"
     ),
@@ -236,7 +260,7 @@ ATTRIBUTES = {
     f"{GPU}.input_batch.InputBatch": (
         "req_ids num_reqs idx_mapping idx_mapping_np query_start_loc positions num_tokens_after_padding "
         "num_draft_tokens_per_req num_reqs_after_padding num_scheduled_tokens has_prefill max_query_len "
-        "seq_lens seq_lens_cpu_upper_bound"
+        "seq_lens seq_lens_cpu_upper_bound logits_indices cu_num_logits"
     ),
     f"{GPU}.cudagraph_utils.CudaGraphManager": "cudagraph_mode varlen_decode max_num_reqs _capture_descs _candidates",
     f"{GPU}.cudagraph_utils.BatchExecutionDescriptor": "num_tokens num_active_loras uniform_token_count max_query_len",
@@ -276,6 +300,17 @@ ATTRIBUTES = {
 """Class of vLLM's -> what we read or set of its objects."""
 
 
+RUNTIME = Path(__file__).parents[2] / "runtime"
+
+
+def imported_symbols() -> set[tuple[str, str]]:
+    """(module, name) of every import from vLLM in the runtime's source."""
+    trees = (ast.parse(file.read_text()) for file in RUNTIME.rglob("*.py"))
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named = [(node.module or "", alias.name) for node in nodes for alias in node.names]
+    return {(module, name) for module, name in named if module.split(".")[0] == "vllm"}
+
+
 def resolved(path: str) -> Any:
     names = path.split(".")
     for end in range(len(names), 0, -1):
@@ -287,6 +322,18 @@ def resolved(path: str) -> Any:
             thing = getattr(thing, name)
         return thing
     raise AssertionError(f"there is no {path}")
+
+
+def test_each_import_from_vllm_is_listed() -> None:
+    """Bug: 38 of 95 symbols were in no list, so that only a started engine showed their change."""
+    assert {(module, name) for module, names in SYMBOLS.items() for name in names.split()} == imported_symbols()
+
+
+@pytest.mark.parametrize("module", SYMBOLS)
+def test_each_import_from_vllm_is_there(module: str) -> None:
+    resolved("outrider_runtime.vllm_plugin.cpu_worker")
+    for name in SYMBOLS[module].split():
+        resolved(f"{module}.{name}")
 
 
 @pytest.mark.parametrize("ours", OVERRIDDEN)

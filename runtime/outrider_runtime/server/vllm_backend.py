@@ -27,6 +27,7 @@ from outrider_runtime.server.request_timeouts import with_head_timeout
 from outrider_runtime.server.schema_gate import SchemaGate, schema_compiler
 from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.vllm_plugin.arguments import prepare_vllm
+from outrider_runtime.vllm_plugin.patches import INPUT_PROCESSOR, MIDDLEWARES, put
 
 if TYPE_CHECKING:
     import uvicorn
@@ -83,7 +84,7 @@ def add_innermost(app: Any, wrap: Callable[[App], App]) -> None:
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(wrap))
-    app.middleware_stack = None  # vLLM has built the stack already; None makes the app build it again
+    put(MIDDLEWARES, None, of=app)  # vLLM has built the stack already
 
 
 class VLLMAdapters:
@@ -167,7 +168,7 @@ async def started_vllm(arguments: Namespace, serving: Serving) -> AsyncIterator[
     async with build_async_engine_client(arguments) as client:
         from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # imports torch: not before vLLM's fork
 
-        client.input_processor = BoundedInput(client.vllm_config, client.renderer)
+        put(INPUT_PROCESSOR, BoundedInput(client.vllm_config, client.renderer), of=client)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)

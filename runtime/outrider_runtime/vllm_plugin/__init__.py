@@ -19,5 +19,6 @@ Worker:
 
 Everywhere:
 - `messages`: orders and reports on vLLM's own step messages.
-- `cpu`, `cpu_executor`: replacements for what CPUs lack.
+- `patches`: all that is replaced in vLLM's own modules and objects.
+- `cpu_executor`, and the package `outrider_cpu`: replacements for what CPUs lack.
 """

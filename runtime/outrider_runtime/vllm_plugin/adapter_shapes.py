@@ -17,6 +17,7 @@ from vllm.lora.utils import is_base_embedding_weights
 from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
 
 from outrider_runtime.vllm_plugin.finite_weights import not_finite
+from outrider_runtime.vllm_plugin.patches import ADAPTER_LOADER, put
 
 SAFETENSORS_FILE = "adapter_model.safetensors"
 
@@ -41,7 +42,7 @@ def check_each(manager: Any) -> None:
             raise ValueError(f"it does not fit the target: {misfit}")
         return adapter
 
-    manager._load_adapter = checked
+    put(ADAPTER_LOADER, checked, of=manager)
 
 
 def defects(adapter: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from outrider_runtime.vllm_plugin.adapter_shapes import check_each
+from outrider_runtime.vllm_plugin.patches import PROMPT_LOGPROBS, put
 
 Rows = npt.NDArray[np.int64]
 """Rows of the batch."""
@@ -48,8 +49,8 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
         super().load_model(*args, **kwargs)
         worker = self.prompt_logprobs_worker
         if self.lora_config is not None and worker is not None:
-            for name in ("compute_prompt_logprobs", "compute_prompt_token_id_logprobs"):
-                setattr(worker, name, self._of_prompts(getattr(worker, name)))
+            for patch in PROMPT_LOGPROBS:
+                put(patch, self._of_prompts(getattr(worker, patch.name)), of=worker)
 
     def _of_prompts(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a method so that each slice of the hidden states gets its adapters.

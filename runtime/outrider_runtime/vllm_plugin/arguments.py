@@ -19,6 +19,7 @@ from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.drafters.draft_configs import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.dtype import engine_dtype
+from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.graphs import graph_sizes
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, target_location
 
@@ -231,18 +232,11 @@ def prepare_vllm(*, worker_is_here: bool = False) -> None:
     included, runs in this process.
     """
     from vllm.platforms import current_platform
-    from vllm.sampling_params import SamplingParams
 
     if current_platform.is_cpu():
         import outrider_cpu
 
         outrider_cpu.install() if worker_is_here else outrider_cpu.allow_second_runner()
 
-    @functools.wraps(SamplingParams._validate_spec_decode)
-    def accept(*_arguments: object) -> None:
-        """Accept `min_p` and `logit_bias` together with speculation, which vLLM's first model runner cannot combine.
-
-        The second one, used here, applies both before it verifies.
-        """
-
-    SamplingParams._validate_spec_decode = accept
+    check = patches.original(patches.SPECULATION_CHECK)
+    patches.put(patches.SPECULATION_CHECK, functools.wraps(check)(lambda *_arguments: None))

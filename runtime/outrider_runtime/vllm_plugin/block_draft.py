@@ -11,9 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.config.compilation import CUDAGraphMode
-from vllm.model_executor import model_loader
-from vllm.model_executor.models import qwen3_dflash2
-from vllm.v1.worker.gpu.spec_decode.dflash import utils
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
@@ -22,6 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from outrider_runtime.vllm_plugin.block_edges import clear_past_last_block
 from outrider_runtime.vllm_plugin.confident import MIN_PROBABILITY, Confident
 from outrider_runtime.vllm_plugin.layer_names import named, tagged
+from outrider_runtime.vllm_plugin.patches import DFLASH_LOADER, DSPARK_LOADER, Patch
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
 
@@ -32,8 +30,8 @@ MAY_LACK = {**FROM_TARGET, "mask_embedding": "has_own_mask_embedding"}
 class BlockMember(Confident, ReadsLayers):
     """The common part of block drafters: the first base class, before vLLM's speculator."""
 
-    loader_module: ClassVar[Any] = utils
-    """Module in which vLLM's loader looks up `get_model`."""
+    loader: ClassVar[Patch] = DFLASH_LOADER
+    """The place in which vLLM's loader looks up `get_model`."""
 
     query_cudagraph_manager: Any
 
@@ -46,7 +44,7 @@ class BlockMember(Confident, ReadsLayers):
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         load_format = self.vllm_config.load_config.load_format
-        with named(self.loader_module, self._prefix), whole_weights(load_format, MAY_LACK):
+        with named(self.loader, self._prefix), whole_weights(load_format, MAY_LACK):
             draft = super().load_draft_model(target_model, target_attn_layer_names)  # type: ignore[misc]
         check_token_map(draft, self.vllm_config.model_config.get_vocab_size())
         self.check_layers(draft, target_model)
@@ -101,7 +99,7 @@ class DFlash(BlockMember, DFlashSpeculator):  # type: ignore[misc]  # vLLM is un
 
 class DFlash2(BlockMember, DFlash2Speculator):  # type: ignore[misc]
     def load_draft_model(self, *arguments: Any, **keywords: Any) -> Any:
-        with tagged(qwen3_dflash2, self._prefix):
+        with tagged(self._prefix):
             return super().load_draft_model(*arguments, **keywords)
 
     def _generate_draft(self, num_reqs: int, *arguments: Any, **keywords: Any) -> None:
@@ -113,7 +111,7 @@ class DFlash2(BlockMember, DFlash2Speculator):  # type: ignore[misc]
 
 
 class DSpark(BlockMember, DSparkSpeculator):  # type: ignore[misc]
-    loader_module = model_loader  # vLLM's loader imports it when it is called
+    loader = DSPARK_LOADER
     _has_confidence_head = False
 
     def load_draft_model(self, *arguments: Any, **keywords: Any) -> Any:

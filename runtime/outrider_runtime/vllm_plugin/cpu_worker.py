@@ -15,8 +15,8 @@ outrider_cpu.install()  # vLLM's modules bind their kernels when they are import
 from vllm.distributed.parallel_state import get_pp_group  # noqa: E402
 from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from vllm.v1.worker import cpu_worker  # noqa: E402
-from vllm.v1.worker.cpu import model_runner  # noqa: E402
 
+from outrider_runtime.vllm_plugin.patches import CPU_RUNNER, put  # noqa: E402
 from outrider_runtime.vllm_plugin.runner import CPUPoolRunner  # noqa: E402
 from outrider_runtime.vllm_plugin.worker import PoolWorker  # noqa: E402
 
@@ -25,7 +25,7 @@ class OutriderCPUWorker(PoolWorker, cpu_worker.CPUWorker):  # type: ignore[misc]
     """vLLM's worker builds its runner inline, so the class is replaced in the runner's module before it does."""
 
     def init_device(self) -> None:
-        model_runner.CPUModelRunner = CPUPoolRunner
+        put(CPU_RUNNER, CPUPoolRunner)
         super().init_device()
 
     def compile_or_warm_up_model(self) -> Any:

@@ -17,7 +17,6 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, prepare_inputs_to_capture
-from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from outrider_runtime.drafters.window import Window
@@ -25,6 +24,7 @@ from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.decode_passes import DecodePasses
 from outrider_runtime.vllm_plugin.layer_names import named
+from outrider_runtime.vllm_plugin.patches import DRAFT_MODEL_LOADER
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
@@ -42,7 +42,7 @@ class DraftModelMember(Confident, DecodePasses, StandaloneARSpeculator):  # type
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(speculator, self._prefix), whole_weights(self.vllm_config.load_config.load_format):
+        with named(DRAFT_MODEL_LOADER, self._prefix), whole_weights(self.vllm_config.load_config.load_format):
             return super().load_draft_model(target_model, target_attn_layer_names)
 
     def load_model(self, target_model: Any) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cache, wraps
 from typing import Any
 
-from vllm.config import SpeculativeConfig, VllmConfig
-
+from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.arguments import LOOKAHEAD_TOKENS
 
 _NEW_SLOTS = "outrider_new_slots"
@@ -19,8 +18,7 @@ _NEW_SLOTS = "outrider_new_slots"
 @cache
 def install() -> None:
     """Have vLLM's configs return the needs of the widest member, in this process."""
-    lookahead: Any = VllmConfig.num_lookahead_tokens
-    slots: Any = SpeculativeConfig.max_num_new_slots_for_drafting
+    lookahead, slots = patches.original(patches.LOOKAHEAD), patches.original(patches.NEW_SLOTS)
 
     @wraps(lookahead.fget)
     def num_lookahead_tokens(config: Any) -> int:
@@ -31,8 +29,8 @@ def install() -> None:
         reserved = vars(config).get(_NEW_SLOTS)
         return int(slots.fget(config) if reserved is None else reserved)
 
-    VllmConfig.num_lookahead_tokens = property(num_lookahead_tokens)
-    SpeculativeConfig.max_num_new_slots_for_drafting = property(max_num_new_slots_for_drafting)
+    patches.put(patches.LOOKAHEAD, property(num_lookahead_tokens))
+    patches.put(patches.NEW_SLOTS, property(max_num_new_slots_for_drafting))
 
 
 def widest_lookahead(vllm_config: Any) -> int:

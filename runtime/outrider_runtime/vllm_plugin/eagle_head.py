@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu.spec_decode.eagle import utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
 from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.layer_names import named
+from outrider_runtime.vllm_plugin.patches import HEAD_LOADER
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
 
@@ -61,7 +61,7 @@ class EagleHead(Confident, ReadsLayers, FirstPass, EagleSpeculator):  # type: ig
         self._prefix = prefix
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(utils, self._prefix), whole_weights(self.vllm_config.load_config.load_format, FROM_TARGET):
+        with named(HEAD_LOADER, self._prefix), whole_weights(self.vllm_config.load_config.load_format, FROM_TARGET):
             head = super().load_draft_model(target_model, target_attn_layer_names)
         check_token_map(head, self.vllm_config.model_config.get_vocab_size())
         self.check_layers(head, target_model)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.engine.core import EngineCoreProc
-
+from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.cause import note_cause
 
-_run_engine_core = EngineCoreProc.run_engine_core
+_run_engine_core = patches.original(patches.ENGINE_CORE)
 
 
 def run_engine_core(*arguments: Any, **named: Any) -> None:
@@ -22,4 +21,4 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
 
 def install() -> None:
     """Replace vLLM's function; call it in the server's process, before it starts an engine."""
-    EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
+    patches.put(patches.ENGINE_CORE, staticmethod(run_engine_core))

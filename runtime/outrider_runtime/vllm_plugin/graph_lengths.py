@@ -17,7 +17,8 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
-from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import cudagraph_utils as speculators_graphs
+
+from outrider_runtime.vllm_plugin import patches
 
 
 def capture_every_length() -> None:
@@ -25,9 +26,8 @@ def capture_every_length() -> None:
 
     vLLM itself captures the lengths that its table has for batches of 1, 2, ... requests: few lengths for few requests.
     """
-    for module in (cudagraph_utils, speculators_graphs):
-        names: Any = vars(module)
-        names["build_dynamic_sd_schedule_lookup"] = _every_length
+    for patch in patches.GRAPH_LENGTHS:
+        patches.put(patch, _every_length)
 
 
 @functools.wraps(cudagraph_utils.build_dynamic_sd_schedule_lookup)

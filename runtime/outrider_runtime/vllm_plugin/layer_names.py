@@ -7,34 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
-from unittest import mock
 
 from vllm.compilation.backends import set_model_tag
 
+from outrider_runtime.vllm_plugin.patches import COMPILED_PARTS, Patch, in_place, original
+
 
 @contextmanager
-def named(module: ModuleType, prefix: str | None) -> Iterator[None]:
-    """Prefix the layer names of models that `module` loads in this context; None: keep vLLM's names."""
+def named(loader: Patch, prefix: str | None) -> Iterator[None]:
+    """Prefix the layer names of models loaded in this context; None: keep vLLM's names. loader: of `get_model`."""
     if prefix is None:
         yield
         return
-    get_model: Any = vars(module)["get_model"]
+    get_model = original(loader)
 
     def get(**keywords: Any) -> Any:
         with set_model_tag(prefix):
             return get_model(**{**keywords, "prefix": prefix})
 
-    with mock.patch.object(module, "get_model", get):
+    with in_place(loader, get):
         yield
 
 
 @contextmanager
-def tagged(module: ModuleType, prefix: str | None) -> Iterator[None]:
-    """Prefix the tags that `module` sets for parts of a model in this context; None: keep vLLM's tags."""
+def tagged(prefix: str | None) -> Iterator[None]:
+    """Prefix the tags of the parts of a DFlash2 that is loaded in this context; None: keep vLLM's tags."""
     if prefix is None:
         yield
         return
-    with mock.patch.object(module, "set_model_tag", lambda tag: set_model_tag(f"{prefix}.{tag}")):
+    with in_place(COMPILED_PARTS, lambda tag: set_model_tag(f"{prefix}.{tag}")):
         yield

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod
@@ -19,14 +17,14 @@ from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
-from vllm.v1.worker.gpu import cudagraph_utils, model_runner
+from vllm.v1.worker.gpu import cudagraph_utils
 
 from outrider_runtime.drafters.draft_configs import too_few_positions
 from outrider_runtime.drafters.draft_model import keeps_state
 from outrider_runtime.drafters.pool import window_too_long
 from outrider_runtime.drafters.window import window_of
 from outrider_runtime.step_clock import step_clock
-from outrider_runtime.vllm_plugin import draft_room
+from outrider_runtime.vllm_plugin import draft_room, patches
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among, check_same_pool
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint, member_config
@@ -73,7 +71,7 @@ class PoolRunner(RunnerWithAdapters):
         """None: the scheduler's lengths are final."""
         self._drafting: deque[DraftingStep] = deque()
         """Steps whose drafting was not reported yet."""
-        with _speculator_made_by(partial(pool_speculator, self._plan, self._agree, self.adapt)):
+        with patches.in_place(patches.SPECULATOR, partial(pool_speculator, self._plan, self._agree, self.adapt)):
             super().__init__(vllm_config, device)
         self._asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
 
@@ -82,7 +80,7 @@ class PoolRunner(RunnerWithAdapters):
 
         vLLM's own function is for one head, and ends the engine if the target cannot output its hidden states.
         """
-        with mock.patch.object(model_runner, "set_eagle3_aux_hidden_state_layers", self._expose_hidden_states):
+        with patches.in_place(patches.HEADS_STATES, self._expose_hidden_states):
             super().load_model(*args, **kwargs)
         if self.vllm_config.load_config.load_format != "dummy":
             refuse_broken_target(self.model)
@@ -108,7 +106,7 @@ class PoolRunner(RunnerWithAdapters):
                 note_failure(name, reason)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        with mock.patch.object(model_runner, "ModelCudaGraphManager", self._graphs):
+        with patches.in_place(patches.TARGET_GRAPHS, self._graphs):
             super().initialize_kv_cache(*args, **kwargs)
         offer_whole_graphs(self.cudagraph_manager)
         self._let_device_rank()
@@ -119,9 +117,10 @@ class PoolRunner(RunnerWithAdapters):
     def _let_device_rank(self) -> None:
         """Have the device rank proposals if it can; vLLM's own manager works for its own speculators only."""
         ranks = self.speculator is not None and device_ranks(self)
-        self._ranking = self.adaptive_verification = DeviceRanking(self, self._clock) if ranks else None
+        self._ranking = DeviceRanking(self, self._clock) if ranks else None
+        patches.put(patches.RANKING[0], self._ranking, of=self)
         if ranks:
-            self.rejection_sampler.enable_adaptive_verification = True  # makes it read lengths from the device
+            patches.put(patches.RANKING[1], True, of=self.rejection_sampler)
         if self.speculator is not None:
             self.speculator.serve_ranking(device_ranks=ranks)
 
@@ -228,13 +227,6 @@ class ReportedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
         made = self._output.get_output()
         attach(made, self._report())
         return made
-
-
-@contextmanager
-def _speculator_made_by(make: Callable[..., PoolSpeculator]) -> Iterator[None]:
-    """Have vLLM's runner make its speculator with `make` in this context."""
-    with mock.patch.object(model_runner, "init_speculator", make):
-        yield
 
 
 def _check_limits(drafter: DrafterSpec, config: Any) -> None:

@@ -42,7 +42,7 @@ from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import ChainCounts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
-from outrider_runtime.vllm_plugin import draft_room
+from outrider_runtime.vllm_plugin import draft_room, patches
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint
 from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers
 from outrider_runtime.vllm_plugin.cause import note_cause
@@ -358,7 +358,7 @@ def _report_new_blocks(pool: BlockPool, report: Callable[[Sequence[int]], None])
         report([block.block_id for block in blocks])
         return blocks
 
-    pool.get_new_blocks = get_and_report
+    patches.put(patches.NEW_BLOCKS, get_and_report, of=pool)
 
 
 def _placeholders(plan: VerifyPlan) -> Ints:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
-from vllm.model_executor.model_loader import base_loader
 
+from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.finite_weights import refuse_not_finite
 
 NOTHING: dict[str, str] = {}
@@ -39,8 +38,7 @@ def whole_weights(load_format: str, shared: Mapping[str, str] = NOTHING) -> Iter
     if load_format == "dummy":
         yield
         return
-    make: Any = vars(base_loader)["initialize_model"]
-    process: Any = vars(base_loader)["process_weights_after_loading"]
+    make, process = patches.original(patches.NEW_MODEL), patches.original(patches.LOADED_MODEL)
 
     def made(*arguments: Any, **keywords: Any) -> Any:
         model = make(*arguments, **keywords)
@@ -57,7 +55,7 @@ def whole_weights(load_format: str, shared: Mapping[str, str] = NOTHING) -> Iter
         refuse_not_finite(weights)
         process(model, *arguments, **keywords)
 
-    with mock.patch.multiple(base_loader, initialize_model=made, process_weights_after_loading=processed):
+    with patches.in_place(patches.NEW_MODEL, made), patches.in_place(patches.LOADED_MODEL, processed):
         yield
 
 
