@@ -6,6 +6,7 @@ What a server makes of the sentences is in test_adapters.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,15 @@ def test_an_adapter_of_modules_left_out_is_refused(manager: Any, target: Path, t
     check_each(manager)
     said = loads(manager, target, tmp_path / "one", 1, unchanged)
     assert "it changes lm_head, which the target does not have, or --lora-target-modules" in said
+
+
+def test_an_adapter_with_code_in_it_is_refused_with_a_remedy(manager: Any, target: Path, tmp_path: Path) -> None:
+    """torch's own sentence advises to run the code."""
+    from vllm.lora.request import LoRARequest
+
+    folder = write_adapter(tmp_path / "code", seed=1, target=target)
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(pytest.raises))
+    with pytest.raises(Exception, match="load failed") as refused:
+        manager.add_adapter(LoRARequest("code", 1, str(folder)))
+    assert engine_sentence(str(refused.value)).endswith("save them as safetensors")

@@ -27,6 +27,7 @@ from outrider_runtime.server.request_timeouts import with_head_timeout
 from outrider_runtime.server.schema_gate import SchemaGate, schema_compiler
 from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.vllm_plugin.arguments import prepare_vllm
+from outrider_runtime.vllm_plugin.launch import REFUSED_PICKLE
 from outrider_runtime.vllm_plugin.patches import INPUT_PROCESSOR, MIDDLEWARES, put
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def engine_sentence(message: str) -> str:
     """Return what the worker said, without the frames that the engine's processes put around it."""
     worker = re.search(r"Worker failed with error '(.*)', please check", message, re.DOTALL)
     said = worker[1] if worker else message
+    if "Weights only load failed" in said:
+        return REFUSED_PICKLE
     unknown = re.search(r"expected target modules in .* but received \['([^']+)'", said, re.DOTALL)
     if unknown:
         return f"it does not fit the target: it changes {unknown[1]}, which the target does not have"

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider_runtime.vllm_plugin.cause import note_cause
+
 MOST_IN_A_ROW = 3
 """Broken requests without a finite one in between that end the engine. One may be an accident; a restart that was not
 needed costs minutes."""
@@ -32,7 +34,7 @@ class BrokenRow:
         Raises BrokenPodError if the pod is at fault. A row of one adapter's requests is that adapter's fault.
         """
         if len(broken) < requests:
-            self._adapters = {}
+            self.end()
             return
         self._adapters |= broken
         adapters = set(self._adapters.values())
@@ -41,6 +43,11 @@ class BrokenRow:
                 f"the last {len(self._adapters)} requests had no finite hidden state (NaN or infinity), and no other "
                 "request had one: the target's weights or the device may be faulty"
             )
+
+    def end(self) -> None:
+        """Forget the row: something finite was computed."""
+        if self._adapters:
+            self._adapters = {}
 
 
 class BrokenAnswers:
@@ -58,6 +65,9 @@ class BrokenAnswers:
 
         output: vLLM's ModelRunnerOutput. requests: all of the step. Raises BrokenPodError, see `BrokenRow`.
         """
+        if not broken:  # as in nearly all steps
+            self._row.end()
+            return
         scheduler = self._scheduler
         running = {name: scheduler.requests[name] for name in broken if name in scheduler.requests}
         for name in running:
@@ -70,10 +80,13 @@ class BrokenAnswers:
         self.count += len(running)
         scheduler.grammar_compile_error_reqs.update(running)  # vLLM ends these with an error
         adapters = {name: request.lora_request and request.lora_request.lora_name for name, request in running.items()}
-        self._row.observe(adapters, requests - len(broken) + len(running))
+        with note_cause():  # the server reads it as soon as the engine core ends
+            self._row.observe(adapters, requests - len(broken) + len(running))
 
     def free_pages(self) -> list[int]:
         """Return the pages to zero in the next step; ask before that is scheduled."""
+        if not self._pages:
+            return []
         blocks = self._scheduler.kv_cache_manager.block_pool.blocks
         return [page for page in self._pages if not blocks[page].ref_cnt]
 

@@ -33,6 +33,9 @@ from outrider_runtime.worker_notes import FILES as WORKER_NOTES
 PLAN_FILE = "launch.json"
 FAILURES_FILE = "failed-drafters.jsonl"
 FAILED_ELSEWHERE = "it cannot be started on another node; the log of that worker says why"
+REFUSED_PICKLE = (
+    "its weights are a pickle that holds more than tensors, which is never loaded: save them as safetensors"
+)
 SPECULATIVE_CONFIG = "SpeculativeConfig"  # named in the error when vLLM refuses one
 
 
@@ -87,7 +90,7 @@ def note_failure(drafter: str, reason: str, environ: Mapping[str, str] = os.envi
 def start_failure(error: Exception) -> str:
     """Return why a drafter cannot be started, in a sentence for its user."""
     if isinstance(error, pickle.UnpicklingError):  # torch's own text advises to run the code in the file
-        return "its weights are a pickle that holds more than tensors, which is never loaded: save them as safetensors"
+        return REFUSED_PICKLE
     return f"it cannot be started: {with_type(error)}"
 
 

@@ -45,7 +45,6 @@ from outrider_runtime.loop.waiting import decoding_first, patience_used, place_l
 from outrider_runtime.vllm_plugin import draft_room, patches
 from outrider_runtime.vllm_plugin.arguments import block_checkpoint
 from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers
-from outrider_runtime.vllm_plugin.cause import note_cause
 from outrider_runtime.vllm_plugin.draft_blocks import DraftBlocks
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.messages import (
@@ -244,8 +243,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             # vLLM's own method trims the token lists of requests that stop, so count before it.
             counts = chain_counts(scheduler_output, model_runner_output, report)
         if report is not None:
-            with note_cause():  # the server reads it as soon as the engine core ends
-                self._broken.end(report.broken, model_runner_output, len(scheduler_output.num_scheduled_tokens))
+            self._broken.end(report.broken, model_runner_output, len(scheduler_output.num_scheduled_tokens))
             self.outrider.broken_answers = self._broken.count
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         output_at = time.monotonic()
