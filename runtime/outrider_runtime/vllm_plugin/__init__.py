@@ -12,7 +12,9 @@ Engine core:
 
 Worker:
 - `gpu_worker`, `cpu_worker`, `worker`, `runner`, `adapters`, `graph_lengths`, `device_ranking`: vLLM's step, timed.
-- `speculator`, `drafting_step`, `proposed`, `agreement`, `memory`, `draft_room`: the pool, which carries out orders.
+- `speculator`, `pool_members`, `drafting_step`, `proposed`, `agreement`, `memory`, `draft_room`: the pool, which
+  carries out orders.
+- `finite_weights`, `broken_answers` (engine core): find what is not finite, and end the requests that it reaches.
 - `draft_model_member`, `eagle_head`, `mtp_head`, `block_draft`, `prompt_lookup_member`, `sparse_self_member`: its
   members.
 - `confident`, `reads_layers`, `layer_names`, `whole_weights`, `short_tables`, `block_edges`: parts that members share.
