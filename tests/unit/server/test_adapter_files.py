@@ -82,7 +82,7 @@ def test_a_folder_that_is_missing_is_named_as_in_the_manifest(files: AdapterFile
 ASK = """
 import json, sys
 from pathlib import Path
-from outrider_crds.spec import AdapterSource, Lora
+from outrider_crds.lora_adapters import AdapterSource, Lora
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
 
 files = AdapterFiles(Lora(), mounted=True, copies=Path(sys.argv[1]))
