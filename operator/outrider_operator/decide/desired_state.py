@@ -12,9 +12,10 @@ from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.readable_spec import stored_hot, with_unknown_drafters
-from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
+from outrider_operator.decide.revisions import Revision, current_revision
 from outrider_operator.decide.rollout_gate import Gate, gate_of
 from outrider_operator.decide.runtime_image import RuntimeImages, runtime_images
+from outrider_operator.decide.wanted_revision import wanted_revision
 from outrider_operator.decide.world import World
 
 

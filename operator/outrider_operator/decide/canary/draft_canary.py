@@ -27,13 +27,13 @@ from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_states import LOOK_AGAIN_S, revision_of
 from outrider_operator.decide.revisions import (
     Revision,
-    canary_revision,
     canary_revision_name,
     current_revision,
     current_revision_name,
     revision_in,
     stored_canary,
 )
+from outrider_operator.decide.wanted_revision import canary_revision
 from outrider_operator.decide.world import World
 from outrider_operator.validation.reading import annotation, integer
 

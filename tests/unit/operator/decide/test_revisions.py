@@ -11,8 +11,9 @@ from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL
-from outrider_operator.decide import revisions
-from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION, inputs_hash
+from outrider_operator.decide import wanted_revision
+from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION
+from outrider_operator.decide.wanted_revision import inputs_hash
 
 from tests.unit.operator.decide.world import (
     EAGLE,
@@ -122,7 +123,7 @@ def test_a_revision_that_was_hashed_with_its_pools_order_is_known() -> None:
     assert written == "d8c441eae7"
     assert written != inputs_hash(spec, SETTINGS.runtime_image_cpu)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(revisions, "inputs_hash", partial(_as_written, ["pld", "eagle"]))
+        patch.setattr(wanted_revision, "inputs_hash", partial(_as_written, ["pld", "eagle"]))
         world = World(manifest(draftPool=[PLD, EAGLE]))
         world.serve()
     before = world.revision()
