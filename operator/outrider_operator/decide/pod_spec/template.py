@@ -89,36 +89,30 @@ def pod_template(
         *adapter_volumes(spec),
         *scratch_volumes(),
     ]
-    times, drain_s = pod_times(spec.rollout), math.ceil(seconds(spec.rollout.drain_timeout))
-    runtime = {
-        **container(spec, settings, CONTAINER, image, volumes),
-        "command": ["outrider-runtime"],
-        "args": [
-            "serve",
-            "--config",
-            BOOT_FILE,
-            "--drain-grace",
-            f"{_CONNECTION_GRACE_S}s",
-            "--drain-timeout",
-            f"{drain_s}s",
-        ],
-        "ports": [
-            {"name": "http", "containerPort": SERVING_PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
-        ],
-        "lifecycle": {"preStop": {"sleep": {"seconds": _ENDPOINT_REMOVAL_S}}},
-        **_probes(times.startup_probes),
-    }
+    times = pod_times(spec.rollout)
     pod = {
         **pod_fields(spec, settings, volumes),
         **scheduling(spec, spec.accelerator.products),
         "serviceAccountName": service,
         "terminationGracePeriodSeconds": times.grace_s,
-        "containers": [runtime],
+        "containers": [{**container(spec, settings, CONTAINER, image, volumes), **_program(spec, times)}],
     }
+    return {"metadata": _metadata(spec, service, revision), "spec": patched(pod, spec.pod_template, CONTAINER)}
+
+
+def _program(spec: SpeculativeServiceSpec, times: PodTimes) -> Object:
+    """Command, ports and probes of the serving container."""
+    drain_s = math.ceil(seconds(spec.rollout.drain_timeout))
+    drain = ["--drain-grace", f"{_CONNECTION_GRACE_S}s", "--drain-timeout", f"{drain_s}s"]
+    ports = {"http": SERVING_PORT, "admin": ADMIN_PORT}
     return {
-        "metadata": _metadata(spec, service, revision),
-        "spec": patched(pod, spec.pod_template, CONTAINER),
+        "command": ["outrider-runtime"],
+        "args": ["serve", "--config", BOOT_FILE, *drain],
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
+        "lifecycle": {"preStop": {"sleep": {"seconds": _ENDPOINT_REMOVAL_S}}},
+        "startupProbe": _probe(READY_PATH, _STARTUP_PERIOD_S, times.startup_probes),
+        "readinessProbe": _probe(READY_PATH, 5, 3),
+        "livenessProbe": _probe(LIVE_PATH, 10, 6),
     }
 
 
@@ -127,25 +121,11 @@ def _metadata(spec: SpeculativeServiceSpec, service: str, revision: str) -> Obje
     annotations = dict(spec.pod_template.annotations)
     if len(products) == 1:  # the product is known before the pod has a node, so the pod need not wait for it
         annotations[PRODUCT_ANNOTATION] = products[0]
-    return {
-        "labels": {**spec.pod_template.labels, **labels(service), REVISION_LABEL: revision},
-        "annotations": annotations,
-    }
+    own = {**spec.pod_template.labels, **labels(service), REVISION_LABEL: revision}
+    return {"labels": own, "annotations": annotations}
 
 
-def _probes(startup_probes: int) -> Object:
-    """Probes. Start-up may take the rollout's whole deadline; liveness starts after it and tolerates a slow pod."""
-
-    def probe(path: str, period_s: int, failures: int) -> Object:
-        return {
-            "httpGet": {"path": path, "port": "admin", "scheme": "HTTP"},
-            "periodSeconds": period_s,
-            "timeoutSeconds": 5,
-            "failureThreshold": failures,
-        }
-
-    return {
-        "startupProbe": probe(READY_PATH, _STARTUP_PERIOD_S, startup_probes),
-        "readinessProbe": probe(READY_PATH, 5, 3),
-        "livenessProbe": probe(LIVE_PATH, 10, 6),
-    }
+def _probe(path: str, period_s: int, failures: int) -> Object:
+    """Start-up may take the rollout's whole deadline; liveness starts after it and tolerates a slow pod."""
+    get = {"path": path, "port": "admin", "scheme": "HTTP"}
+    return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
