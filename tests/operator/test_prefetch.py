@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from outrider_operator.kinds import DEPLOYMENT
+from outrider_operator.kinds import DEPLOYMENT, JOB
 
 from tests.cluster.cluster import Cluster
 from tests.operator.claims import HUB_TARGET, Claim
@@ -32,6 +32,36 @@ def test_pods_wait_for_one_download_that_reports_progress(
     service.wait("Updated", "True")
     assert service.read()["status"]["prefetch"]["phase"] == "Complete"
     assert (claim.folder / "downloads").read_text().splitlines() == ["--target tests/hub-model@"]
+
+
+def test_sidecar_of_a_mesh_holds_up_no_download(
+    make: Make, cluster: Cluster, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    """An ordinary sidecar kept the Job active: no Deployment ever came. The Job goes once pods have the models."""
+    inject_sidecars(cluster, namespace)
+    claim = Claim(cluster, namespace, tmp_path / "volume", "meshed")
+    service = make("meshed", **claim.field, **HUB_TARGET, **SKIP)
+    service.wait("Updated", "True")
+    wait_for("the Job's end", lambda: client.get(JOB, service.namespace, f"{service.name}-prefetch") is None)
+
+
+def inject_sidecars(cluster: Cluster, namespace: str) -> None:
+    """Put a container that never ends into each pod of a download."""
+    name, kind = f"sidecars-{namespace}", {"apiVersion": "admissionregistration.k8s.io/v1"}
+    sidecar = 'Object.spec.containers{name: "mesh", image: object.spec.containers[0].image, command: ["sleep", "3600"]}'
+    patch = {"expression": f"Object{{spec: Object.spec{{containers: [{sidecar}]}}}}"}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    matched = {"matchLabels": {"outrider.dev/component": "prefetch"}}
+    there = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": there, "objectSelector": matched},
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": patch}],
+    }
+    cluster.apply({**kind, "kind": "MutatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec})
+    binding = {"kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": {"policyName": name}}
+    cluster.apply({**kind, **binding})
 
 
 def _says(service: Service, words: str) -> bool:

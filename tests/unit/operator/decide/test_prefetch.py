@@ -245,14 +245,6 @@ def phase(world: World) -> str:
     return status.phase if status is not None else ""
 
 
-def test_job_that_is_refused_downloads_nothing() -> None:
-    """The status said Downloading."""
-    world = World(manifest(**CLAIM))
-    world.refuse(lambda document: document["metadata"]["name"] == NAME, "exceeded quota: jobs")
-    world.settle()
-    assert phase(world) == "Waiting"
-
-
 def test_paused_service_downloads_nothing() -> None:
     """The status said Downloading."""
     assert phase(started(paused=True)) == "Waiting"
@@ -291,6 +283,7 @@ def test_refused_job_is_named_in_progressing() -> None:
     world.settle()
     assert world.reason(C.PROGRESSING) == "False/Stalled"
     assert "exceeded quota: jobs" in world.condition(C.PROGRESSING).message
+    assert phase(world) == "Waiting", "the status said Downloading"
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import JOB
-from outrider_operator.decide import decide
 from outrider_operator.decide.profile_store import FIRST_RETRY_S
 from outrider_operator.decide.profiling.measurement_request import request_of
 
@@ -83,20 +82,6 @@ def test_a_reprofile_request_measures_everything_again_once() -> None:
     assert world.observed().status.profiles[0].profiled_at == rfc3339(world.now)
 
 
-def test_a_job_is_deleted_as_it_was_seen() -> None:
-    """A result that came meanwhile went with it."""
-    world = World(manifest())
-    world.settle()
-    world.roll_out()
-    world.report_states()
-    world.settle()
-    (name,) = world.jobs()
-    world.patch(profiling={"mode": "Skip"})
-    (deletion,) = decide(world.observed(), world.settings).delete
-    assert (deletion.kind, deletion.name) == (JOB, name)
-    assert deletion.resource_version == world.objects[JOB, name]["metadata"]["resourceVersion"]
-
-
 def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
     """VocabularyMismatch names the drafter; target and prompt lookup are stored."""
     world = started(draftPool=[PLD, EAGLE])
@@ -167,10 +152,7 @@ def test_a_job_whose_settings_were_corrected_before_it_could_start_is_replaced()
 def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() -> None:
     """Queues (Kueue) go by the Job's labels, meshes and policies by the pod's; ours cannot be replaced."""
     mine = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}, "annotations": {"sidecar.istio.io/inject": "false"}}
-    world = World(manifest(podTemplate=mine))
-    world.settle()
-    world.roll_out()
-    world.settle()
+    world = started(podTemplate=mine)
     job = world.objects[JOB, world.jobs()[0]]
     for metadata in (job["metadata"], job["spec"]["template"]["metadata"]):
         assert mine["labels"].items() <= metadata["labels"].items()

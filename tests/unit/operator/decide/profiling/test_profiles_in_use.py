@@ -85,12 +85,14 @@ def test_a_noisy_profile_is_used_and_named() -> None:
     assert world.reason(C.PROFILES_READY) == "False/Noisy"
 
 
-def test_a_profile_that_someone_broke_is_measured_again() -> None:
-    """Children changed by hand come back."""
+@pytest.mark.parametrize("target", ["{", '{"costs": {"uniform": {}}}'], ids=["no JSON", "free steps"])
+def test_profile_that_cannot_be_is_measured_again(target: str) -> None:
+    """Users or an older release may write nonsense: an impossible measurement counts as missing."""
     world = World(manifest())
     world.serve()
-    name = next(n for k, n in world.objects if n.startswith("outrider-profile"))
-    world.objects[CONFIG_MAP, name]["data"] = {"target.json": "{", "x": "1"}
+    stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    whole = {**json.loads(stored["target.json"]), **json.loads(target)} if target != "{" else target
+    stored["target.json"] = whole if isinstance(whole, str) else json.dumps(whole)
     world.settle()
     assert len(world.created_jobs) == 2
 
@@ -128,17 +130,6 @@ def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
     assert {str(entry.requests): entry.context_tokens for entry in status.break_even} == report["breakEvenTokens"]
     assert report["breakEvenTokens"].keys() == {"1", "4", "16"}
     assert status.inflection_tokens == report["inflectionTokens"]
-
-
-def test_a_profile_that_says_that_steps_are_free_is_measured_again() -> None:
-    """Users or an older release may write nonsense: an impossible measurement counts as missing."""
-    world = started(draftPool=[SPARSE])
-    world.measure(world.jobs()[0])
-    world.settle()
-    stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
-    stored["target.json"] = json.dumps({**json.loads(stored["target.json"]), "costs": {"uniform": {}}})
-    world.settle()
-    assert len(world.created_jobs) == 2
 
 
 def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:

@@ -99,25 +99,17 @@ def test_a_new_draft_is_measured_after_the_new_pods_have_their_turn() -> None:
     assert len(world.jobs()) == 1
 
 
-def test_a_pod_that_cannot_start_does_not_keep_its_hardware_from_being_measured() -> None:
-    """Its volumes are not there: it uses no core, and the Job may well say the same."""
-    world = World(manifest())
-    world.settle()
-    world.roll_out(ready=False)
-    (pod,) = world.pods.values()
-    pod["status"] = {"phase": "Pending", "containerStatuses": []}
-    world.warnings = {pod["metadata"]["name"]: "FailedMount: no such folder"}
-    world.now += 30
-    world.settle()
-    assert len(world.jobs()) == 1
-
-
-def test_a_pod_that_never_starts_does_not_keep_its_hardware_from_being_measured() -> None:
-    """A Job waits for starting pods at most for rollout.progressDeadline."""
+@pytest.mark.parametrize(("waits_s", "warning"), [(30, "FailedMount: no such folder"), (300, "")])
+def test_pod_that_does_not_start_keeps_no_job_away(waits_s: int, warning: str) -> None:
+    """A pod without its volumes uses no core. A Job waits for others at most for rollout.progressDeadline."""
     world = World(manifest(rollout={"progressDeadline": "5m"}))
     world.settle()
     world.roll_out(ready=False)
-    world.now += 300
+    (pod,) = world.pods.values()
+    if warning:
+        pod["status"] = {"phase": "Pending", "containerStatuses": []}
+        world.warnings = {pod["metadata"]["name"]: warning}
+    world.now += waits_s
     world.settle()
     assert len(world.jobs()) == 1
 
