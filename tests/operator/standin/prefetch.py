@@ -9,7 +9,7 @@ import time
 from http import HTTPStatus
 from pathlib import Path
 
-from outrider_crds.prefetch_report import PrefetchProgress
+from outrider_crds.prefetch_report import PREFETCH_REFUSED, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT, MODEL_CACHE_DIR
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.page_server import PageServer, WebPage
@@ -26,7 +26,8 @@ def main() -> None:
         file.write(f"{' '.join(sys.argv[1:])}\n")
     behaviour = os.environ.get("STANDIN_PREFETCH", "ok")
     if behaviour == "refuse":
-        sys.exit("outrider-prefetch: model 'tests/gated' cannot be had from the hub: 401")
+        print("outrider-prefetch: model 'tests/gated' cannot be had from the hub: 401", file=sys.stderr)
+        sys.exit(PREFETCH_REFUSED)
     while behaviour == "wait" and not (cache / "go").exists():
         time.sleep(0.2)
 
