@@ -12,6 +12,7 @@ from typing import Any
 import outrider_operator
 import pytest
 from outrider_operator.cluster_model import PROFILE, REVISION_LABEL, TOO_LARGE, ServiceIdentity
+from outrider_operator.decide.canary import draft_canary
 from outrider_operator.decide.ownership import owner_reference
 from outrider_operator.decide.profiling.shared_objects import MAX_OWNERS
 from outrider_operator.kinds import (
@@ -170,6 +171,7 @@ def test_every_annotation_and_label_that_is_read_is_kept() -> None:
     named = _constants()
     assert {text for name, text in named.items() if name.endswith("_LABEL")} <= LABELS
     marks = {text for name, text in named.items() if name.endswith(("_ANNOTATION", "_NOTE"))}
+    marks |= {f"outrider.dev/{order}" for order in draft_canary._ORDERS}
     assert marks | {named["INPUTS_LABEL"]} == ANNOTATIONS
     sent = document("chat", 1)
     sent["metadata"]["annotations"] = {f"outrider.dev/x{number}": "" for number in range(400)}
