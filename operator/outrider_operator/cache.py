@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from outrider_operator.cluster_model import COMPONENT_LABEL, GROUPS_LABEL, SERVICE_LABEL, Object
 from outrider_operator.kinds import SERVICE, ResourceKind
@@ -104,9 +104,6 @@ class ObjectCache:
         for kind, document in objects:
             self._tell(kind, document)
 
-    def relist(self, kind: ResourceKind, namespace: str | None) -> Relist:
-        return Relist(self, kind, namespace)
-
     def listed(self, kind: ResourceKind, namespace: str | None, present: Container[ObjectKey], version: int) -> None:
         """Remove objects that are older than the complete list `present` at `version` and not in it."""
         self._listed[kind, namespace] = max(version, self._listed.get((kind, namespace), 0))
@@ -174,25 +171,6 @@ class ObjectCache:
     def _tell(self, kind: ResourceKind, document: Object) -> None:
         for listener in self._listeners:
             listener(kind, document)
-
-
-class Relist:
-    """One list of a kind (in a namespace), page by page."""
-
-    def __init__(self, cache: ObjectCache, kind: ResourceKind, namespace: str | None) -> None:
-        self._cache = cache
-        self._kind = kind
-        self._namespace = namespace
-        self._present: set[ObjectKey] = set()
-
-    def page(self, documents: Iterable[Object]) -> None:
-        for document in documents:
-            self._present.add((namespace_of(document), name_of(document)))
-            self._cache.seen(self._kind, document)
-
-    def end(self, version: int) -> None:
-        """Finish the list: the pages contain all objects at `version`."""
-        self._cache.listed(self._kind, self._namespace, self._present, version)
 
 
 def content(kind: ResourceKind, document: Object) -> Object:

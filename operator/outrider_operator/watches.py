@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.backoff import Backoff
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cache import ObjectCache, ObjectKey
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     GROUPS_LABEL,
@@ -24,6 +24,7 @@ from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, STATEFU
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.reading import name_of, namespace_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,13 @@ async def relist(
     api: KubernetesApi, cache: ObjectCache, kind: ResourceKind, namespace: str | None, selector: str = ""
 ) -> str:
     """Read all objects into the cache. Returns the resource version to watch from."""
-    present, seen_at = cache.relist(kind, namespace), ""
+    present, seen_at = set[ObjectKey](), ""
     async for page in api.pages(kind, namespace, selector):
-        present.page(page.objects)
+        for document in page.objects:
+            present.add((namespace_of(document), name_of(document)))
+            cache.seen(kind, document)
         seen_at = page.version
-    present.end(int(seen_at))
+    cache.listed(kind, namespace, present, int(seen_at))
     return seen_at
 
 

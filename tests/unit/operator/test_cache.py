@@ -43,54 +43,14 @@ def test_a_childs_status_wakes_its_service(cache: ObjectCache, woken: Woken) -> 
     assert len(woken) == 2
 
 
-def test_the_watch_brings_back_no_older_state(cache: ObjectCache, woken: Woken) -> None:
-    """The answer to a write is newer than what the watch still has to deliver."""
-    cache.wrote(DEPLOYMENT, document("chat", 7, spec={"replicas": 3}))
-    cache.seen(DEPLOYMENT, document("chat", 5, spec={"replicas": 1}))
-    kept = cache.get(DEPLOYMENT, "ns", "chat")
-    assert kept is not None
-    assert kept["spec"] == {"replicas": 3}
-    assert woken == []
-
-
 def test_a_relist_drops_what_went_unseen(cache: ObjectCache, woken: Woken) -> None:
     """A deletion while the watch was broken; objects of other namespaces are not in this list."""
     for name, namespace in (("gone", "ns"), ("kept", "ns"), ("elsewhere", "other")):
         cache.seen(DEPLOYMENT, document(name, 1, namespace=namespace))
     woken.clear()
-    relist = cache.relist(DEPLOYMENT, "ns")
-    relist.page([document("kept", 1)])
-    relist.end(5)
+    cache.listed(DEPLOYMENT, "ns", {("ns", "kept")}, 5)
     assert woken == [(DEPLOYMENT.kind, "gone")]
     assert {document["metadata"]["name"] for document in cache.all(DEPLOYMENT)} == {"kept", "elsewhere"}
-
-
-def test_the_end_of_an_old_object_is_not_that_of_its_successor(cache: ObjectCache) -> None:
-    """Deleted and created again under the same name: late news of the first must not remove the second."""
-    cache.seen(DEPLOYMENT, document("chat", 1, uid="first"))
-    cache.seen(DEPLOYMENT, document("chat", 3, uid="second"))
-    cache.gone(DEPLOYMENT, document("chat", 2, uid="first"))
-    assert cache.get(DEPLOYMENT, "ns", "chat") is not None
-
-
-def test_a_list_does_not_make_newer_objects_vanish(cache: ObjectCache, woken: Woken) -> None:
-    """A service that is created while the resync reads its list was forgotten until the next resync."""
-    relist = cache.relist(SERVICE, None)
-    relist.page([])
-    cache.seen(SERVICE, document("new", 8))
-    relist.end(7)
-    assert cache.get(SERVICE, "ns", "new") is not None
-    assert woken == [(SERVICE.kind, "new")]
-
-
-def test_a_list_does_not_bring_back_what_went_meanwhile(cache: ObjectCache) -> None:
-    """Deleted while the list was under way: nothing would take it out of the cache again."""
-    cache.seen(SERVICE, document("chat", 3))
-    relist = cache.relist(SERVICE, None)
-    cache.gone(SERVICE, document("chat", 9))
-    relist.page([document("chat", 3)])
-    relist.end(8)
-    assert cache.get(SERVICE, "ns", "chat") is None
 
 
 def test_a_services_objects_are_found_without_a_scan(cache: ObjectCache) -> None:
@@ -156,9 +116,9 @@ def test_objects_beyond_any_number_are_kept_and_come_back(cache: ObjectCache) ->
         cache.seen(CONFIG_MAP, profile)
     for profile in profiles[:40]:
         cache.gone(CONFIG_MAP, profile)
-    relist = cache.relist(CONFIG_MAP, None)
-    relist.page(profiles[40:])
-    relist.end(200)
+    for profile in profiles[40:]:
+        cache.seen(CONFIG_MAP, profile)
+    cache.listed(CONFIG_MAP, None, {("ns", name_of(profile)) for profile in profiles[40:]}, 200)
     assert cache.count(CONFIG_MAP) == 90
 
 

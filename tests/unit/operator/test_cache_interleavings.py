@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from outrider_operator.cache import ObjectCache, Relist, version_of
+from outrider_operator.cache import ObjectCache, ObjectKey, version_of
 from outrider_operator.kinds import DEPLOYMENT
 from outrider_operator.validation.reading import uid_of
 
@@ -23,8 +23,8 @@ NAMES = st.sampled_from(["a", "b", "c"])
 class _List:
     """A snapshot on its way, page by page."""
 
-    relist: Relist
     version: int
+    present: set[ObjectKey]
     pages: deque[list[dict[str, Any]]] = field(default_factory=deque)
 
 
@@ -110,9 +110,9 @@ class _Interleavings(RuleBasedStateMachine):
     @rule(recovery_first=st.booleans())
     def page_arrives(self, recovery_first: bool) -> None:
         if self.recovery is not None and (recovery_first or self.resync is None):
-            self.recovery = _deliver(self.recovery)
+            self.recovery = self._deliver(self.recovery)
         elif self.resync is not None:
-            self.resync = _deliver(self.resync)
+            self.resync = self._deliver(self.resync)
 
     @invariant()
     def no_object_grows_younger(self) -> None:
@@ -145,15 +145,15 @@ class _Interleavings(RuleBasedStateMachine):
     def _list(self) -> _List:
         documents = [document for _, document in sorted(self.server.items())]
         pages = deque([documents[:1], documents[1:]])
-        return _List(self.cache.relist(DEPLOYMENT, None), self.version, pages)
+        return _List(self.version, {("ns", name) for name in self.server}, pages)
 
-
-def _deliver(under_way: _List) -> _List | None:
-    if under_way.pages:
-        under_way.relist.page(under_way.pages.popleft())
+    def _deliver(self, under_way: _List) -> _List | None:
+        if not under_way.pages:
+            self.cache.listed(DEPLOYMENT, None, under_way.present, under_way.version)
+            return None
+        for document in under_way.pages.popleft():
+            self.cache.seen(DEPLOYMENT, document)
         return under_way
-    under_way.relist.end(under_way.version)
-    return None
 
 
 def _document(name: str, uid: str, version: int, ours: bool) -> dict[str, Any]:

@@ -132,9 +132,7 @@ async def test_a_service_that_goes_is_woken_by_no_profile(woken: Woken) -> None:
 async def test_the_count_of_services_falls_with_a_list(woken: Woken) -> None:
     """It reported services that were long gone."""
     assert _services() == 3
-    relist = woken.cache.relist(SERVICE, None)
-    relist.page([_service("chat")])
-    relist.end(999)
+    woken.cache.listed(SERVICE, None, {("ns", "chat")}, 999)
     assert _services() == 1
 
 
