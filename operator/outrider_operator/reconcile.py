@@ -56,8 +56,8 @@ class Reconciler:
         self._wake = wake
         self._refusals: dict[Key, RefusalBackoff] = {}
         self._computing = asyncio.Lock()
-        """Limits decisions to one per turn of the event loop, so that urgent tasks, above all the Lease, wait for one
-        decision and not for those of all workers."""
+        """Limits decisions to one per turn of the event loop, so that the kubelet's probes and the API server's answers
+        wait for one decision and not for those of all workers."""
         self._shown: set[Key] = set()
         """Services whose first conditions were planned."""
 

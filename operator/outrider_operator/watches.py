@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.backoff import Backoff
@@ -70,13 +71,12 @@ class Watches:
         scopes: tuple[str | None, ...] = namespaces or (None,)
         self._loops = []
         for scope in scopes:
-            services = Watch(api, cache, SERVICE, scope, "")
-            children = (Watch(api, cache, kind, scope, _selector(kind), after=services.answered) for kind in CHILDREN)
-            self._loops += [services, *children]
+            children = (Watch(api, cache, kind, scope, _selector(kind)) for kind in CHILDREN)
+            self._loops += [Watch(api, cache, SERVICE, scope), *children]
         if shared_profiles and namespaces and shared_profiles not in namespaces:
             self._loops.append(Watch(api, cache, CONFIG_MAP, shared_profiles, SHARED_PROFILE_SELECTOR))
         if watch_nodes:
-            self._loops.append(Watch(api, cache, NODE, None, ""))
+            self._loops.append(Watch(api, cache, NODE, None))
 
     def tasks(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {f"watch of {loop.name}": loop.run for loop in self._loops}
@@ -97,71 +97,59 @@ class Watches:
         return [loop.name for loop in self._loops if not loop.listed.is_set()]
 
 
+@dataclass(eq=False)
 class Watch:
     """The loop over one kind: list, then follow changes. It lists again only if changes may have been lost."""
 
-    def __init__(
-        self,
-        api: KubernetesApi,
-        cache: ObjectCache,
-        kind: ResourceKind,
-        namespace: str | None,
-        selector: str,
-        backoff: Backoff | None = None,
-        after: asyncio.Event | None = None,
-    ) -> None:
-        """Watch `kind`. after: event to wait for, since the number of cached children depends on that of services."""
-        self._api = api
-        self._cache = cache
-        self._kind = kind
-        self.namespace = namespace
-        self._selector = selector
-        self._after = after
-        self._version: str | None = None
-        self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self.listed = asyncio.Event()
-        self.answered = asyncio.Event()
-        """Set once the list is complete, or was refused."""
+    api: KubernetesApi
+    cache: ObjectCache
+    kind: ResourceKind
+    namespace: str | None
+    selector: str = ""
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
+    version: str | None = None
+    """Resource version to watch from; None: it lists first."""
+    listed: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the list is complete, or was refused."""
 
     @property
     def name(self) -> str:
-        return f"{self._kind.plural} in {self.namespace or 'all namespaces'}"
+        return f"{self.kind.plural} in {self.namespace or 'all namespaces'}"
 
     async def run(self) -> None:
-        if self._after is not None:
-            await self._after.wait()
         while True:
             why = await self._attempt()
-            pause_s = self._backoff.next_s()
+            pause_s = self.backoff.next_s()
             if why is not None:
-                telemetry.WATCH_RESTARTS.labels(kind=self._kind.kind).inc()
+                telemetry.WATCH_RESTARTS.labels(kind=self.kind.kind).inc()
                 logger.warning("Lost the watch of %s, trying again in %.1f s: %s", self.name, pause_s, why)
             await asyncio.sleep(pause_s)
 
     async def _attempt(self) -> str | None:
         """List if necessary, and follow one stream. Returns the error; None if the server ended the stream."""
         try:
-            if self._version is None:
-                self._version = await relist(self._api, self._cache, self._kind, self.namespace, self._selector)
+            if self.version is None:
+                self.version = await relist(self.api, self.cache, self.kind, self.namespace, self.selector)
                 self.listed.set()
                 self.answered.set()
-            await self._follow(self._version)
+            await self._follow(self.version)
         except UNREACHABLE as error:
             return repr(error)  # the watch can continue from the same version
         except ApiError as error:
-            self._version = None
+            self.version = None
             if error.forbidden or error.not_found:
                 self.answered.set()
             return None if error.expired else str(error)
         except Exception as error:  # a watch from the same version would fail again
-            self._version = None
+            self.version = None
             return repr(error)[:_LONGEST_REASON]
         return None
 
     async def _follow(self, version: str) -> None:
         is_complete = True
         try:
-            async for news in self._api.watch(self._kind, self.namespace, self._selector, version):
+            async for news in self.api.watch(self.kind, self.namespace, self.selector, version):
                 if isinstance(news, InvalidInput):
                     telemetry.count_invalid(news)
                     is_complete = False
@@ -169,12 +157,12 @@ class Watch:
                     self._take(*news)
         finally:
             if not is_complete:
-                self._version = None  # list, but only now: users must not be able to force lists at will
+                self.version = None  # list, but only now: users must not be able to force lists at will
 
     def _take(self, event: str, document: Object) -> None:
         if event == "DELETED":
-            self._cache.left(self._kind, document)
+            self.cache.left(self.kind, document)
         elif event in ("ADDED", "MODIFIED"):
-            self._cache.seen(self._kind, document)
-        self._version = document["metadata"]["resourceVersion"]
-        self._backoff.reset()  # not after a list: the stream that follows it may fail each time
+            self.cache.seen(self.kind, document)
+        self.version = document["metadata"]["resourceVersion"]
+        self.backoff.reset()  # not after a list: the stream that follows it may fail each time

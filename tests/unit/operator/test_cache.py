@@ -96,19 +96,6 @@ def test_contents_that_are_newer_than_the_watch_are_news(cache: ObjectCache, wok
     assert _kept(cache)["data"] == {"target.json": "{}"}
 
 
-def test_a_label_that_was_away_makes_nothing_invisible(cache: ObjectCache, woken: Woken) -> None:
-    """`kubectl label deploy chat app.kubernetes.io/managed-by=Helm`, and back: its service said Ready=False over
-    serving pods for ever. To a watch with a selector the object was deleted."""
-    cache.seen(DEPLOYMENT, document("chat", 1))
-    cache.left(DEPLOYMENT, document("chat", 2))
-    assert cache.get(DEPLOYMENT, "ns", "chat") is None
-    cache.seen(DEPLOYMENT, document("chat", 1))
-    assert cache.get(DEPLOYMENT, "ns", "chat") is None, "what was on its way is past"
-    cache.seen(DEPLOYMENT, document("chat", 3))
-    assert cache.get(DEPLOYMENT, "ns", "chat") is not None
-    assert len(woken) == 3
-
-
 def test_objects_beyond_any_number_are_kept_and_come_back(cache: ObjectCache) -> None:
     """Those beyond a limit were refused, and stayed invisible when others were deleted: of 90 profiles 60 were seen."""
     profiles = [document(f"shared-{number}", number + 1, uid=str(number)) for number in range(130)]

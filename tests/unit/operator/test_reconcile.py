@@ -81,9 +81,8 @@ async def test_namespace_that_ends_is_no_refusal(caplog: pytest.LogCaptureFixtur
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
-    """A thousand services woken at once: with sixteen decisions in a turn of the loop the Lease was lost again and
-    again on a busy machine."""
+async def test_a_turn_of_the_event_loop_has_one_decision() -> None:
+    """A thousand services woken at once: with sixteen decisions in a turn, whatever else was urgent came late."""
     turns: list[int] = []
     turn = 0
 

@@ -36,13 +36,6 @@ async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
     assert await queue.get() == A
 
 
-async def test_one_key_does_not_hold_up_another() -> None:
-    queue = WorkQueue(most_at_once=2)
-    queue.add(A)
-    queue.add(B)
-    assert [await queue.get(), await queue.get()] == [A, B]
-
-
 async def test_pauses_grow_up_to_a_limit_and_end_with_success() -> None:
     """A failing service neither spins nor is given up, and has pauses of its own."""
     queue = WorkQueue(most_at_once=2)
@@ -77,14 +70,6 @@ async def test_the_earlier_of_two_later_looks_counts() -> None:
     queue.add_after(B, 0.01)
     assert await asyncio.wait_for(queue.get(), 60) == B
     assert await asyncio.wait_for(queue.get(), 60) == A
-
-
-async def test_what_a_user_waits_for_goes_first() -> None:
-    """A change of one service does not stand behind the regular look at a thousand others."""
-    queue = WorkQueue(most_at_once=2)
-    queue.add(A, SHARED_CHANGE_S)
-    queue.add(B, OWN_CHANGE_S)
-    assert [await queue.get(), await queue.get()] == [B, A]
 
 
 async def test_a_key_that_waits_already_can_get_urgent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -17,7 +17,7 @@ from outrider_operator.kubernetes_api import KubernetesApi, Page
 from outrider_operator.lease import Lease
 from outrider_operator.reconcile import Reconciler
 from outrider_operator.service_controller import MOST_OF_A_NAMESPACE, WORKERS, ServiceController
-from outrider_operator.work_queue import Key, WorkQueue
+from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.taking_api import TakingApi
@@ -127,52 +127,40 @@ async def test_each_service_is_reconciled_after_lost_leases(monkeypatch: pytest.
     running.cancel()
 
 
-async def test_a_reconcile_that_hangs_is_seen_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service whose reconcile hung was never reconciled again, and liveness said that all was well."""
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def be_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("end", [hang, be_cancelled])
+async def test_a_reconcile_that_does_not_end_well_is_seen_and_repeated(
+    end: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service whose reconcile hung, or whose future another task cancelled, stood still, and liveness was fine."""
     monkeypatch.setattr(module, "STUCK_AFTER_S", 0.0)
     monkeypatch.setattr(module, "LONGEST_RECONCILE_S", 0.05)
-    api = HangingApi()
-    controller = _controller(api)
-    controller._cache.seen(SERVICE, {**_service("s", "slow"), "status": {"conditions": [_CONDITION]}})
+    controller, began = _controller(TakingApi()), list[bool]()
+
+    class Ending:
+        async def reconcile(self, _: Key) -> None:
+            await asyncio.sleep(0.001)
+            began.append(controller.is_stuck())
+            await end()
+
+    controller._reconciler = cast(Reconciler, Ending())
+    controller._wake_one(KEYS[0])
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         worker = group.create_task(controller._worker(group))
-        while api.hanging < 1:
+        while len(began) < 2:
             await asyncio.sleep(0)
-        assert controller.is_stuck()
-        while api.hanging < 2:
-            await asyncio.sleep(0.01)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
     assert worker.cancelled()
+    assert began[:2] == [True, True]
     assert not controller.is_stuck()
-
-
-async def test_a_reconcile_within_which_a_task_was_cancelled_is_repeated() -> None:
-    """Not only a lost Lease cancels: what a reconcile waited for may have been cancelled by its owner."""
-    controller, runs = _controller(TakingApi()), list[Key]()
-
-    class Cancelled:
-        async def reconcile(self, key: Key) -> None:
-            runs.append(key)
-            raise asyncio.CancelledError
-
-    controller._reconciler = cast(Reconciler, Cancelled())
-    controller._queue = WorkQueue(1)
-    controller._queue.add(KEYS[0])
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        worker = group.create_task(controller._worker(group))
-        while len(runs) < 2:
-            await asyncio.sleep(0)
-        worker.cancel()
-
-
-_CONDITION = {
-    "type": "Ready",
-    "status": "False",
-    "reason": "NoReadyEndpoint",
-    "message": "",
-    "lastTransitionTime": "2026-11-29T00:00:00Z",
-}
 
 
 def _controller(api: TakingApi, lease: UnsteadyLease | None = None) -> ServiceController:
