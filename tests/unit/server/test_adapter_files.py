@@ -98,7 +98,7 @@ for text in sys.argv[2:]:
 def test_an_adapter_is_downloaded_from_the_hub(tmp_path: Path) -> None:
     """The two files that an engine reads, and no others; a repository that is not there is a sentence."""
     contents = {"adapter_config.json": json.dumps(GOOD).encode(), "adapter_model.safetensors": b"weights"}
-    handler = type("Hub", (ModelHub,), {"files": {**contents, "optimizer.pt": b"x" * 9000}})
+    handler = type("Hub", (ModelHub,), {"files": {**contents, "optimizer.pt": b"x" * 9000}, "refusals": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     copies, cache = tmp_path / "copies", tmp_path / "cache"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,9 +183,11 @@ def test_without_a_hot_file_the_adapters_of_the_start_count(pod: Pod) -> None:
 async def test_download_that_hangs_is_a_failure(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter had neither a reason nor a second attempt."""
     monkeypatch.setattr(adapter_keeper, "LONGEST_COPY_S", 0.05)
-    monkeypatch.setattr(AdapterFiles, "copy", lambda *_: time.sleep(5))
+    end = threading.Event()
+    monkeypatch.setattr(AdapterFiles, "copy", lambda *_: end.wait(60))
     pod.want(a="one")
     await pod.pass_by()
+    end.set()  # a process that still loads ends at once, and so would this one
     (state,) = pod.keeper.states()
     assert not state.loaded
     assert "did not come within" in state.reason
