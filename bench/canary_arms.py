@@ -1,10 +1,11 @@
-"""Whether the arms of a draft canary are compared without favour: two equal pools differ by nothing.
+"""Whether a draft canary favours an arm: two equal pools must have a gain of 0.
 
     python -m bench.canary_arms               writes results/canary_arms.json (about two minutes of one core)
     python -m bench.canary_arms --case equal  runs one and replaces its rows
 
-The loop serves both arms in one engine on a virtual clock. The gain is the candidate's speed-up by the stable
-arm's, less 1. Twenty seeds at each batch; candidates that are worse for comparison, also where requests come in bursts.
+The loop serves both arms in one engine on a virtual clock. The gain is the
+candidate's speed-up / the stable arm's - 1. Twenty seeds run at each batch; worse candidates, also under bursts of
+requests, are the comparison.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Seen:
     draft_tokens: int | None
     sinks: int = SINK_TOKENS
     cpu_ms: list[float] = field(default_factory=list)
-    """A token, one value a round."""
+    """CPU milliseconds per token, one value per round."""
     tokens_per_step: list[float] = field(default_factory=list)
     """Mean tokens of a request per step, by round."""
     target_ms: list[float] = field(default_factory=list)
@@ -113,7 +113,7 @@ class LongContexts:
         return self._text[document * LONGEST :][: context - again * PAGE]
 
     def read_documents(self) -> None:
-        """Into the prefix cache."""
+        """Put the prompts into the prefix cache."""
         self._loop.pin(0)
         names = [self._add(self.prompt(LONGEST - GROWTH, number)) for number in range(DOCUMENTS)]
         running = self._bench.scheduler.running
@@ -170,7 +170,7 @@ class LongContexts:
 
 
 def cells(lengths: Sequence[int]) -> Iterator[list[Seen]]:
-    """Those that take turns."""
+    """Yield groups of arms; the arms of a group take turns in each round."""
     arms = [Arm(PLAIN), *(Arm(f"k = {k}", k) for k in lengths), Arm(LOOP, None)]
     context, batch, length = SWEEP
     windows = [Arm(PLAIN), *(Arm(f"window {window}", length, window) for window in WINDOWS)]

@@ -70,7 +70,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, so that no process is left alone with one."""
+    """Rank the longest tests first, so that no process runs one while the others have none left."""
     items.sort(key=_turn)
 
 

@@ -13,7 +13,7 @@ _places = itertools.count(random.randrange(len(_PORTS)))
 
 
 def free_port() -> int:
-    """Another one at each call; processes that ask at the same time begin in different places."""
+    """Return another port at each call. Processes start at different ports, so that they rarely try the same."""
     while True:
         port = _PORTS[next(_places) % len(_PORTS)]
         with socket.socket() as probe:

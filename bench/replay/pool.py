@@ -42,7 +42,7 @@ class PerRequest(Fixed):
 
 
 def load(case: Case, requests: int, seed: int, *, knows_classes: bool = False) -> Workload:
-    """`told`: each request's SLO class is the group of its prompt."""
+    """knows_classes: whether each request's SLO class is the group of its prompt."""
     rng = np.random.default_rng([seed, requests, 19])
     real = recording_of(case)
     made = closed(requests, requests * ROUNDS + 8, real, case.group, rng, LENGTHS)
@@ -50,7 +50,7 @@ def load(case: Case, requests: int, seed: int, *, knows_classes: bool = False) -
 
 
 def oracles(case: Case) -> Mapping[str, System]:
-    """Each combination of lengths."""
+    """Return every combination of draft lengths."""
     assert case.mix is not None
     best, names = MIXES[case.mix].best(), recording_of(case).groups
     drafter_of = np.array([best[name] for name in names])

@@ -59,8 +59,8 @@ def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
         for place, label in enumerate(recording.groups):
             share, rows = mix.suits[label].get(name), group == place
             if share is not None and name == LOOKUP:
-                has_match = _lookups(int(rows.sum()), share, np.random.default_rng([seed, place]))
-                depth[number, rows], proposed[number, rows], confidence[number, rows] = has_match
+                lookups = _lookups(int(rows.sum()), share, np.random.default_rng([seed, place]))
+                depth[number, rows], proposed[number, rows], confidence[number, rows] = lookups
             elif share is not None:
                 depth[number, rows] = lifted(recording, share, seed).depth[number, rows]
     return replace(recording, depth=depth, proposed=proposed, confidence=confidence)
@@ -69,6 +69,7 @@ def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
 def _lookups(
     count: int, share: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int8]]:
+    """Draw (depth, proposed, confidence) of `count` lookups, of which `share` find a match."""
     has_match = rng.random(count) < share
     right = (rng.random((count, DEPTH)) < COPIES).cumprod(1).sum(1)
     confidence = np.where(has_match, MATCH_TOKENS, 0).astype(np.int8)

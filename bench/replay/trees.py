@@ -74,7 +74,7 @@ def specinfer() -> System:
 
 def adaserve() -> System:
     def build(place: Place, seed: int, classes: Classes) -> Policy:
-        tpots_s = [hardware.tpot_s for hardware in classes]
+        tpots_s = [slo_class.tpot_s for slo_class in classes]
         return AdaServe(1, 0, budget(place, seed), DEEPEST, WIDTH, tpots_s)
 
     return System("AdaServe as published", build)

@@ -33,7 +33,7 @@ from tests.engine import engines
 
 LONGEST_REQUEST = 2048
 TOKEN = 7
-"""Every one of a prompt."""
+"""Id of every prompt token: no model reads it."""
 HOSTED = {
     "eagle": engines.eagle(),
     "draft": engines.draft_model(engines.POOR_DRAFT),
@@ -55,17 +55,17 @@ class Stock:
     drafter: str | None = None
     k: int = 0
     adaptive: bool = False
-    """Verified adaptively."""
+    """Whether the device chooses how many drafted tokens to verify."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What came of a workload."""
+    """Figures of a workload that was served."""
 
     latency_s: float
-    """Mean."""
+    """Mean over all requests, from arrival to last token."""
     draft_length: float
-    """Proposals verified of a request in a step."""
+    """Mean proposals verified per request and step."""
     preempted: int
     steady_latency_s: float = math.nan
     """Mean over the requests after each client's first one."""
@@ -85,8 +85,8 @@ def served(
     """
     clock, requests = Clock(), ReplayRequests(replace(load, output=load.output + DEPTH))  # drafters know no end
     device = Device(setting.world, setting.recording, setting.drafters, requests)
-    names = [argument.name for argument in setting.drafters]
-    drafter = names.index(stock.drafter) if stock and stock.drafter else None
+    names = [drafter.name for drafter in setting.drafters]
+    stock_drafter = names.index(stock.drafter) if stock and stock.drafter else None
     plan = _plan([HOSTED[name] for name in names], setting)
     ranks = setting.device_ranks and stock is None
 
@@ -101,7 +101,7 @@ def served(
         if stock and stock.adaptive and stock.drafter:
             costs = cost_tables(setting.world, stock.drafter, stock.k, setting.limits.max_requests)
             on_device = AdaptiveVerification(len(load), stock.k, costs)
-        return Playback(device, clock, drafter, config, on_device, device_ranks=ranks)
+        return Playback(device, clock, stock_drafter, config, on_device, device_ranks=ranks)
 
     with _core(plan, stock, setting, executor, clock, asynchronous) as core:
         if stock is None:
@@ -160,9 +160,9 @@ def _serve(core: Any, load: Workload, requests: ReplayRequests, clock: Clock) ->
 
 
 def _note(outputs: dict[int, Any], requests: ReplayRequests, now_s: float) -> int:
-    """The requests that ended."""
+    """Record first and last token times, and return the number of requests that ended."""
     ended = 0
-    for output in (argument for client in outputs.values() for argument in client.outputs):
+    for output in (output for client in outputs.values() for output in client.outputs):
         row = int(output.request_id)
         if output.new_token_ids and np.isnan(requests.first_s[row]):
             requests.first_s[row] = now_s

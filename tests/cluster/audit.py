@@ -8,12 +8,12 @@ from typing import Any
 
 
 def writes(log: Path) -> list[dict[str, Any]]:
-    """All so far; a line that is being written is left out."""
+    """Return all writes so far, without a last line that is not complete yet."""
     return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def created(log: Path, resource: str, namespace: str) -> list[str]:
-    """Names, one for each creation that succeeded."""
+    """Return the names of objects that were created, once per creation that succeeded."""
     creates = [entry for entry in writes(log) if entry["verb"] == "create"]
     objects = [entry.get("objectRef", {}) for entry in creates if entry.get("responseStatus", {}).get("code") == 201]
     return [it["name"] for it in objects if (it.get("resource"), it.get("namespace")) == (resource, namespace)]

@@ -153,19 +153,19 @@ class Cluster(Kubectl):
         self._ask({"do": "load_image", "node": node, "archive": str(archive)})
 
     def kill_apiserver(self) -> None:
-        """The API server goes away; pods run on."""
+        """Kill the API server; pods run on."""
         self._ask({"do": "kill", "process": "kube-apiserver"})
 
     def restart_apiserver(self) -> None:
-        """It is back, with all that it capacity, and ready."""
+        """Start the API server again on the data that it had, and wait until it is ready."""
         self._ask({"do": "restart_api_server"})
 
     def kill_node(self, name: str) -> None:
-        """The kubelet of that node dies: after 40 s the node is NotReady."""
+        """Kill the kubelet of that node: after 40 s the node is NotReady."""
         self._ask({"do": "kill", "process": f"kubelet-{name}"})
 
     def status(self) -> dict[str, Any]:
-        """Which of its processes run, and which died with what status."""
+        """Return which of its processes run, and which ended with what exit status."""
         return dict(self._ask({"do": "status"}))
 
     # -- how -----------------------------------------------------------------

@@ -28,7 +28,7 @@ _GATHER_S = 0.1
 
 
 class Store:
-    """The objects of one collection, as the API server last reported them. The rules stand while it is away."""
+    """The objects of one collection, as the API server last reported them. The rules hold while it is down."""
 
     def __init__(self, server: str, path: str, opener: urllib.request.OpenerDirector, changed: threading.Event) -> None:
         self._url = server + path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """The cluster cannot be had, or a command to it failed; the message says what to do."""
+    """The cluster cannot be started, or a command to it failed; the message says what to do."""
 
 
 class NotOurClusterError(ClusterError):

@@ -62,7 +62,7 @@ class Processes:
         return sorted(self._running)
 
     def reap_orphans(self) -> None:
-        """Collect what was left to process 1 (containers' shims), but none of our own children."""
+        """Reap orphans that fell to process 1 (containers' shims), but none of our own children."""
         own = {child.pid for child in self._running.values()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

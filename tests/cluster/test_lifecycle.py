@@ -1,4 +1,4 @@
-"""A cluster comes and goes without a trace, whatever ends it, and stands next to others."""
+"""A cluster leaves nothing behind, whatever ends it, and runs next to other clusters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 _COMES_BACK_S = 120.0
 """A node's taint goes a minute after the API server came back, which an earlier test may have taken away."""
 _GONE_S = 120.0
-"""Seconds within which a cluster that is ended is gone."""
+"""Seconds that a cluster has to end."""
 _OWNER = """
 import sys, time
 from pathlib import Path
@@ -166,7 +166,7 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_second_start_in_the_same_folder_is_refused(cluster: Cluster) -> None:
-    """It would otherwise end the first one's nodes."""
+    """Otherwise the second cluster would end the nodes of the first."""
     with pytest.raises(ClusterError, match=r"A cluster runs in .*down` ends it"):
         Cluster(state=cluster.layout.state).start()
     cluster.wait_until("node-1 takes pods", lambda: "node-1" in cluster.ready_nodes(), _COMES_BACK_S)

@@ -1,4 +1,4 @@
-"""What every test on the cluster takes for granted, proven on the session's cluster itself."""
+"""What every other test assumes of the cluster, tested on the session's cluster itself."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MODES = [False, True]
 NAMED = ["uniform", "varlen"]
 Table = list[list[int]]
 SOME: Table = [[1, 1, 1]]
-"""That there is one is all that counts."""
+"""A table of lengths, for tests in which only its presence counts."""
 
 
 def launch_plan() -> LaunchPlan:

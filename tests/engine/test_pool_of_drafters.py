@@ -135,7 +135,7 @@ def test_second_drafter_serves_what_the_first_misses() -> None:
 @pytest.mark.parametrize("stray", [-1, VOCABULARY, 2**30])
 def test_token_outside_the_targets_vocabulary_ends_the_row(stray: int) -> None:
     """Bug: padding behind a short draft was taken for nonsense, and a good drafter was suspended for it. And the
-    target's embedding has no row for such a number: the engine would die for everyone."""
+    target's embedding has no row for such a number: the engine would end with all requests."""
 
     class Stray(Member):
         def propose(self, *arguments: Any, **keywords: Any) -> Any:
@@ -179,7 +179,7 @@ def test_failed_gap_filling_leaves_only_its_own_gaps() -> None:
 
     class Draft(Member):
         def fill_gaps(self, *_: Any) -> None:
-            """It takes no time to speak of."""
+            """It takes hardly any time."""
 
     class Broken(Member):
         def fill_gaps(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""A tiny cluster in memory: it carries out plans as the API server would and plays the controllers when request."""
+"""A tiny cluster in memory: it carries out plans as the API server would; tests step its controllers."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ class World:
         status["containerStatuses"].append({"name": "istio-proxy", "state": {"running": {}}})
 
     def measure(self, job_name: str, *, failing: dict[str, str] | None = None, **target: Any) -> None:
-        """The Job measures what it was request to; `failing` maps drafter name -> reason."""
+        """Finish the Job with a profile of all that it was to measure. failing: drafter -> why it was not measured."""
         request = request_of(self.objects[JOB, job_name])
         assert request is not None
         self.finish_job(

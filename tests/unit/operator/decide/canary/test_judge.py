@@ -1,4 +1,4 @@
-"""The judge of a canary: four outcomes, its error, and what it reads of sums that anyone may have sent."""
+"""The judge of a canary: its four outcomes, its error rate, and how it judges sums that a tenant's image may forge."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bench.canary_requests import Floats, arm, canary, sums
 
 
 def arms(requests: int, true_gain: float, seed: int = 0) -> Arms:
-    """Both arms after so many simulated requests of item."""
+    """Return both arms, each after so many simulated requests."""
     rng, looks = np.random.default_rng(seed), np.array([requests])
-    return Arms(*(sums(*arm(rng, requests, item), looks)[0] for item in (0.0, true_gain)))
+    return Arms(*(sums(*arm(rng, requests, gain_of_arm), looks)[0] for gain_of_arm in (0.0, true_gain)))
 
 
 def verdict(both_arms: Arms, least_gain: float = -0.03) -> CanaryVerdict:
@@ -40,19 +40,19 @@ def test_a_thousand_requests_tell_ten_percent_from_the_line(true_gain: float, ex
 
 
 def test_equal_arms_are_as_good_by_the_default_line() -> None:
-    """-3%: a draft that changes nothing gets through, given its time."""
+    """The default is -3%: a draft that changes nothing passes, after enough requests."""
     assert verdict(arms(6000, 0.0)) is CanaryVerdict.BETTER
     assert verdict(arms(6000, 0.0), least_gain=0.0) is CanaryVerdict.OPEN
 
 
 def test_a_worked_range() -> None:
-    """Four requests: x = 1, 3 and y = 1, 1 in item arm. cv_x^2 = 0.5, cv_y = cv_xy = 0, so V = 2 * 0.5 / 2 = 0.5; at
+    """Four requests: x = 1, 3 and y = 1, 1 in each arm. cv_x^2 = 0.5, cv_y = cv_xy = 0, so V = 2 * 0.5 / 2 = 0.5; at
     n = 2, a = 0.05: c t = (5.991 + log 6.991) * 2 / 200 = 0.07936, half = sqrt(0.5 * 13.60 * (0.07637 + 5.991))."""
-    both_arms = ArmCounters(
+    counters = ArmCounters(
         requests=2, plain_s=4, speculated_s=4, price_s=2, plain_squared=10, price_squared=2, plain_times_price=4
     )
     assert half_width(0.5, 2, 0.05) == pytest.approx(6.42, abs=0.01)
-    result = gain(Arms(both_arms, both_arms))
+    result = gain(Arms(counters, counters))
     assert result is not None
     assert (result.value, math.log1p(result.low), math.log1p(result.high)) == pytest.approx(
         (0.0, -6.42, 6.42), abs=0.01
@@ -60,7 +60,7 @@ def test_a_worked_range() -> None:
 
 
 def test_it_says_nothing_before_the_least_requests() -> None:
-    """Not even of an arm that gives half: the next request may be another."""
+    """An arm with half the goodput is not judged either: the next requests may differ."""
     result = judge({"H200": arms(99, -0.5)}, least_gain=-0.03, min_requests=100)
     assert (result.verdict, result.gains, result.requests_left) == (CanaryVerdict.OPEN, {"H200": None}, 1)
 
@@ -77,7 +77,7 @@ def test_arms_that_decode_plainly_are_no_evidence_for_the_candidate() -> None:
 
 
 def test_an_arm_that_decodes_plainly_has_a_range_with_one_that_does_not() -> None:
-    """Bug: its variance, 0 but for rounding, was unknown where that was negative, and no verdict ever came."""
+    """Bug: rounding made its variance slightly negative, which counted as unknown, and no verdict ever came."""
     exact = ArmCounters(requests=1000, plain_s=1000.0, price_s=1000.0, plain_squared=2000.0, price_squared=2000.0,
                     plain_times_price=2000.0 + 1e-10)  # fmt: skip
     assert verdict(Arms(arms(1000, 0.0).stable, exact)) is CanaryVerdict.WORSE
@@ -96,20 +96,20 @@ def test_requests_of_which_few_carry_the_sums_are_too_few() -> None:
 
 
 def test_the_requests_that_are_left_lead_to_a_verdict() -> None:
-    """What the status tells as time left, at the traffic of the moment."""
+    """The status derives the time left from this number and the current traffic."""
     early = arms(400, 0.03)
     result = judge({"H200": early}, least_gain=-0.03, min_requests=100)
     assert result.verdict is CanaryVerdict.OPEN
     assert result.requests_left is not None
     scale = (400 + result.requests_left) / 400
-    later = Arms(*(_scaled(item, scale) for item in (early.stable, early.candidate)))
+    later = Arms(*(_scaled(counters, scale) for counters in (early.stable, early.candidate)))
     assert verdict(later) is CanaryVerdict.BETTER
-    sooner = Arms(*(_scaled(item, 1 + 0.95 * (scale - 1)) for item in (early.stable, early.candidate)))
+    sooner = Arms(*(_scaled(counters, 1 + 0.95 * (scale - 1)) for counters in (early.stable, early.candidate)))
     assert verdict(sooner) is CanaryVerdict.OPEN
 
 
 def test_no_product_may_lose() -> None:
-    """Better on both_arms and worse on another is worse; better on both_arms and open on another is open."""
+    """Better on one product and worse on another is worse; better on one and open on another is open."""
     better, worse, unknown = arms(1000, 0.1), arms(1000, -0.1), arms(50, 0.1)
     for other, expected in (
         (worse, CanaryVerdict.WORSE),
@@ -120,12 +120,12 @@ def test_no_product_may_lose() -> None:
 
 
 def test_a_class_that_is_attained_less_fails_the_candidate() -> None:
-    """More goodput by making both_arms class wait: 90% of `chat` instead of 98%; `bulk` is as before."""
-    both = {"chat": 2000, "bulk": 2000}
+    """More goodput at the expense of one class: 90% of `chat` attain their SLO instead of 98%; `bulk` is as before."""
+    finished = {"chat": 2000, "bulk": 2000}
     both_arms = arms(4000, 0.1)
-    stable = _with(both_arms.stable, both, {"chat": 1960, "bulk": 1800})
+    stable = _with(both_arms.stable, finished, {"chat": 1960, "bulk": 1800})
     for chat, expected in ((1800, (CanaryVerdict.SLO_LOWERED, "chat")), (1930, (CanaryVerdict.BETTER, ""))):
-        candidate = _with(both_arms.candidate, both, {"chat": chat, "bulk": 1800})
+        candidate = _with(both_arms.candidate, finished, {"chat": chat, "bulk": 1800})
         result = judge({"a": Arms(stable, candidate)}, least_gain=-0.03, min_requests=100)
         assert (result.verdict, result.slo_class) == expected
 
@@ -142,8 +142,8 @@ def test_equal_arms_get_a_verdict_in_at_most_five_percent() -> None:
     """A/A with the line at 0, where either verdict is false, looked at after every fifth more requests."""
     rng = np.random.default_rng(1)
     looks = np.unique(np.geomspace(100, 6000, 84).astype(np.int64))
-    result = [canary(rng, 0.0, 0.0, looks).verdict for _ in range(1000)]
-    assert sum(item is not CanaryVerdict.OPEN for item in result) <= 50
+    verdicts = [canary(rng, 0.0, 0.0, looks).verdict for _ in range(1000)]
+    assert sum(verdict is not CanaryVerdict.OPEN for verdict in verdicts) <= 50
 
 
 NUMBERS = st.floats(0, MOST_COUNTED) | st.sampled_from([0.0, 1e-9, 1.0, float(MOST_COUNTED)])
@@ -160,8 +160,8 @@ def test_any_sums_are_judged(numbers: list[float], least_gain: float, min_reques
         candidate.model_copy(update={"finished": {"chat": numbers[16]}, "attained": {"chat": numbers[17]}}),
     )
     result = judge({"a": both_arms}, least_gain=least_gain, min_requests=min_requests)
-    for item in result.gains.values():
-        assert item is None or -1.0 <= item.low <= item.value <= item.high < math.inf
+    for known in result.gains.values():
+        assert known is None or -1.0 <= known.low <= known.value <= known.high < math.inf
     assert result.requests_left is None or 0.0 <= result.requests_left < math.inf
 
 
@@ -199,7 +199,7 @@ def _range_of(plain_s: Floats, price_s: Floats) -> float:
 @given(st.integers(0, 50), st.floats(0.1, 10.0))
 def test_a_price_in_another_unit_changes_nothing(seed: int, unit: float) -> None:
     both_arms = arms(300, 0.05, seed)
-    other = Arms(*(_priced(item, unit) for item in (both_arms.stable, both_arms.candidate)))
+    other = Arms(*(_priced(counters, unit) for counters in (both_arms.stable, both_arms.candidate)))
     before, after = gain(both_arms), gain(other)
     assert before is not None
     assert after is not None
@@ -215,20 +215,20 @@ def _arm(
     )  # fmt: skip
 
 
-def _with(both_arms: ArmCounters, finished: dict[str, int], attained: dict[str, int], failures: int = 0) -> ArmCounters:
-    return both_arms + ArmCounters(failures=failures, finished=finished, attained=attained)
+def _with(counters: ArmCounters, finished: dict[str, int], attained: dict[str, int], failures: int = 0) -> ArmCounters:
+    return counters + ArmCounters(failures=failures, finished=finished, attained=attained)
 
 
-def _scaled(both_arms: ArmCounters, by: float) -> ArmCounters:
+def _scaled(counters: ArmCounters, by: float) -> ArmCounters:
     """More requests of the same kind."""
-    return _arm(*(by * item for item in _numbers(both_arms)))
+    return _arm(*(by * number for number in _numbers(counters)))
 
 
-def _priced(both_arms: ArmCounters, unit: float) -> ArmCounters:
-    requests, plain_s, price_s, xx, yy, xy = _numbers(both_arms)
+def _priced(counters: ArmCounters, unit: float) -> ArmCounters:
+    requests, plain_s, price_s, xx, yy, xy = _numbers(counters)
     return _arm(requests, plain_s, unit * price_s, xx, unit**2 * yy, unit * xy)
 
 
-def _numbers(both_arms: ArmCounters) -> tuple[float, float, float, float, float, float]:
-    squares = (both_arms.plain_squared, both_arms.price_squared, both_arms.plain_times_price)
-    return (both_arms.requests, both_arms.plain_s, both_arms.price_s, *squares)
+def _numbers(counters: ArmCounters) -> tuple[float, float, float, float, float, float]:
+    squares = (counters.plain_squared, counters.price_squared, counters.plain_times_price)
+    return (counters.requests, counters.plain_s, counters.price_s, *squares)

@@ -85,7 +85,7 @@ def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None
 
 
 def test_a_new_draft_is_measured_after_the_new_pods_have_their_turn() -> None:
-    """ProfileInputs by the operator before the first pod of the new revision is made: the old ones are not meant."""
+    """When the operator looks, no pod of the new revision exists yet; the old revision's pods do not count."""
     world = World(manifest())
     world.serve()
     world.patch(engine={"maxModelLen": 512})
