@@ -237,7 +237,8 @@ def _unseen(service: Document) -> str | None:
 def _age_lines(service: Document, paint: Paint) -> list[str]:
     """What to know about the status before reading it: that it is of another spec, and its age where it is old."""
     fields = service["metadata"].get("managedFields") or []
-    written = [datetime.fromisoformat(entry["time"]) for entry in fields if entry.get("subresource") == "status"]
+    times = [entry.get("time") for entry in fields if entry.get("subresource") == "status"]
+    written = [datetime.fromisoformat(time) for time in times if time]
     age = datetime.now(UTC) - max(written) if written else timedelta()
     unseen = _unseen(service)
     old = f"The status was last written {_duration(age)} ago." if age > _OLD or (unseen and age) else None

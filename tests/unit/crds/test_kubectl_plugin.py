@@ -132,7 +132,8 @@ def test_screens_say_what_an_unseen_service_is(
     document["metadata"]["generation"] += 1
     two_hours_ago = datetime.now(UTC) - timedelta(hours=2, minutes=1)
     document["metadata"]["managedFields"] = [
-        {"manager": "outrider", "subresource": "status", "time": two_hours_ago.isoformat(timespec="seconds")}
+        {"manager": "outrider", "subresource": "status", "time": two_hours_ago.isoformat(timespec="seconds")},
+        {"manager": "another", "subresource": "status"},
     ]
     _write_kubectl(tmp_path, service)
     for command in COMMANDS:
