@@ -10,7 +10,7 @@ from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT
 from outrider_operator.decide import decide
 
-from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD
 
 
@@ -96,20 +96,6 @@ def test_nothing_is_decided_while_drafters_do_not_run(
     assert world.phase == ("Failed" if gain == LOSS else "Promoting")
 
 
-def test_a_paused_candidate_waits_from_its_start() -> None:
-    """Bug: it was measured as if it were not there, and promoted for being as good."""
-    world = CanaryWorld()
-    stable = world.revision()
-    world.patched(PLD, {**EAGLE, "paused": True})
-    world.measure_arms(100_000)
-    assert (world.phase, world.revision()) == ("Starting", stable)
-    assert world.rollout.message.startswith("Drafter eagle is paused. The canary waits")
-    world.annotate(promote=world.rollout.candidate)
-    world.settle()
-    assert world.phase == "Promoting"
-    assert world.rollout.message.startswith(f"Candidate {world.rollout.candidate} rolls out.")
-
-
 def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:
     world = under_way()
     world.measure_arms(50)
@@ -167,25 +153,6 @@ def test_time_without_decisions_does_not_use_up_the_timeout(change: dict[str, An
     world.now += 6 * 3600
     world.settle()
     assert world.phase == "Inconclusive"
-
-
-def test_a_restarted_pod_loses_no_requests() -> None:
-    world = under_way()
-    world.measure_arms(60)
-    world.processes += 1
-    world.measure_arms(5)
-    assert world.rollout.requests == 65
-
-
-def test_a_replaced_pod_loses_no_requests() -> None:
-    world = under_way()
-    world.measure_arms(60)
-    pod = world.pods.pop(f"{NAME}-0")
-    world.settle()
-    assert world.rollout.requests == 60
-    world.pods["chat-canary-9"] = {**pod, "metadata": {**pod["metadata"], "name": "chat-canary-9"}}
-    world.measure_arms(5, pod="chat-canary-9")
-    assert world.rollout.requests == 65
 
 
 def test_an_operator_that_lost_the_status_goes_on_from_the_deployment() -> None:

@@ -53,15 +53,6 @@ def test_a_worse_candidate_is_taken_back_and_stays_away() -> None:
     assert world.reason(C.READY) == "True/EndpointReady"
 
 
-def test_another_candidate_after_a_failed_one_is_tried_at_once() -> None:
-    world = under_way()
-    world.measure_arms(1000, LOSS)
-    world.end_canary()
-    world.patched(PLD, HEAD)
-    assert world.phase == "Starting"
-    assert world.hosted == ["pld", "eagle"]
-
-
 def test_a_failed_candidate_is_measured_against_another_stable() -> None:
     """Bug: it stayed failed after another pool had been rolled out without a canary."""
     world = under_way()

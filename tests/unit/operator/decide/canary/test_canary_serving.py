@@ -109,16 +109,19 @@ def test_candidate_that_takes_away_is_not_judged_by_crashes() -> None:
 
 
 def test_pod_that_ends_as_often_as_the_others_is_no_verdict() -> None:
-    """Bug: an engine that died for another reason, as in the other pods, was blamed on the candidate."""
-    world = under_way()
+    """Bug: an engine that died for another reason, as in the other pods, was blamed on the candidate. One that ends its
+    pod at the first request counts before any has finished."""
+    world = CanaryWorld()
+    world.patched()
+    world.measure_arms(0)
     for restarts in (1, 2):
         end(world, serving(world)[0], ready=True, restarts=restarts)
         world.processes += 1
-        world.measure_arms(10)
+        world.measure_arms(0)
     assert world.phase == "Measuring"
     for _ in range(2):
         world.processes += 1
-        world.measure_arms(10)
+        world.measure_arms(0)
     assert (world.phase, world.rollout.cause) == ("Failed", "CandidateCrashed")
 
 

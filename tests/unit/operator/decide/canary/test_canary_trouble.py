@@ -12,6 +12,13 @@ from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, L
 from tests.unit.operator.decide.world import EAGLE, PLD, rfc3339, unschedulable
 
 
+def without(world: CanaryWorld, lacking: str, reason: str = "404 Not Found") -> list[DrafterReport]:
+    """Drafters of the canary's pod, of which one is not loaded."""
+    return [
+        DrafterReport(name=name, loaded=name != lacking, reason=reason * (name == lacking)) for name in world.hosted
+    ]
+
+
 def test_a_runtime_without_the_field_is_an_error() -> None:
     world = under_way()
     world.now += 100
@@ -65,11 +72,7 @@ def test_pod_without_room_for_a_drafter_gets_no_verdict(lacking: str, gain: floa
     """Bug: without its new drafter the candidate drafted as the running pool, and was promoted for being as good."""
     world = CanaryWorld()
     world.patched()
-    drafters = [
-        DrafterReport(name=name, loaded=name != lacking, reason="CUDA out of memory" * (name == lacking))
-        for name in ("pld", "eagle")
-    ]
-    world.measure_arms(100_000, gain, drafters=drafters)
+    world.measure_arms(100_000, gain, drafters=without(world, lacking, "CUDA out of memory"))
     assert (world.phase, world.rollout.cause, world.rollout.requests) == ("Error", "NoRoomForBoth", 0)
     world.processes += 1
     world.measure_arms(1000, LOSS)
@@ -80,20 +83,9 @@ def test_a_draft_that_does_not_load_fails() -> None:
     """Bug: "memory" in the name of its model was taken for a lack of memory."""
     world = CanaryWorld()
     world.patched()
-    drafters = [
-        DrafterReport(name="pld", loaded=True),
-        DrafterReport(name="eagle", loaded=False, reason="acme/memory-eagle: 404 Not Found"),
-    ]
-    world.measure_arms(0, drafters=drafters)
+    world.measure_arms(0, drafters=without(world, "eagle", "acme/memory-eagle: 404 Not Found"))
     assert (world.phase, world.rollout.cause) == ("Failed", "DrafterNotLoaded")
     assert "acme/memory-eagle: 404 Not Found" in world.condition(C.PROGRESSING).message
-
-
-def without(world: CanaryWorld, lacking: str, reason: str = "404 Not Found") -> list[DrafterReport]:
-    """Drafters of the canary's pod, of which one is not loaded."""
-    return [
-        DrafterReport(name=name, loaded=name != lacking, reason=reason * (name == lacking)) for name in world.hosted
-    ]
 
 
 def test_shared_drafter_that_does_not_load_is_an_error() -> None:
@@ -128,11 +120,7 @@ def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
     world.patched()
     world.patch(paused=True)
     world.settle()
-    lacking = [
-        DrafterReport(name="pld", loaded=True),
-        DrafterReport(name="eagle", loaded=False, reason="404 Not Found"),
-    ]
-    world.measure_arms(0, drafters=lacking)
+    world.measure_arms(0, drafters=without(world, "eagle"))
     assert world.phase == "Starting"
     world.patch(paused=False, draftPool=[PLD, HEAD])
     world.settle()
@@ -281,20 +269,6 @@ def test_restarts_before_pod_is_ready_do_not_fail_it() -> None:
         world.processes += status == "False"
         world.measure_arms(10)
     assert world.phase == "Measuring"
-
-
-def test_candidate_that_ends_pods_before_any_request_fails() -> None:
-    """Bug: only a pod that had finished a request of the candidate counted, so that one which ended its engine at the
-    first request did so for ever."""
-    world = CanaryWorld()
-    world.patched()
-    causes = []
-    for _ in range(3):
-        world.measure_arms(0)
-        world.processes += 1
-        causes.append(world.rollout.cause)
-    assert causes == ["", "", "CandidateCrashed"]
-    assert world.phase == "Failed"
 
 
 def test_replaced_pod_goes_on_with_the_restarts_before_it() -> None:
