@@ -16,9 +16,10 @@ COMPUTED = (torch.float32, torch.float16, torch.bfloat16)
 
 def not_finite(weight: torch.Tensor) -> str:
     """Return what is wrong with the numbers, in words; empty if all are finite. It allocates no copy of the weight."""
-    if weight.dtype not in COMPUTED or weight.is_meta or not weight.numel():
+    is_packed = weight.layout is not torch.strided  # for one kernel, in a form of its own
+    if weight.dtype not in COMPUTED or weight.is_meta or is_packed or not weight.numel():
         return ""
-    low, high = (float(bound) for bound in weight.aminmax())  # NaN if any number is
+    low, high = (float(bound) for bound in weight.detach().aminmax())  # NaN if any number is
     if low != low:
         return "NaN"
     if low == -torch.inf or high == torch.inf:
