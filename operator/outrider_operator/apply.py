@@ -25,7 +25,7 @@ from outrider_operator.decide.drift import difference
 from outrider_operator.kinds import CHILDREN, POD, ResourceKind, child_kind, kind_of
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.managed_fields import claimed
-from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of, fingerprint
+from outrider_operator.plan import Adoption, Delete, Plan, Write, component_of, fingerprint
 from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.objects import admit
 from outrider_operator.validation.reading import component, label, name_of, namespace_of, uid_of
@@ -74,9 +74,11 @@ class Applier:
         for document in plan.apply:
             yield document, document["kind"], name_of(document), partial(self._apply, document)
         for adoption in plan.adopt:
-            yield adoption, adoption.kind, adoption.name, partial(self._adopt, adoption, namespace)
+            patch = partial(self._patch, child_kind(adoption.kind), namespace, _adoption_metadata(adoption))
+            yield adoption, adoption.kind, adoption.name, patch
         for mark in plan.annotate:
-            yield mark, POD.kind, mark.pod, partial(self._annotate, mark, namespace)
+            metadata = {"name": mark.pod, "uid": mark.uid, "annotations": dict(mark.annotations)}
+            yield mark, POD.kind, mark.pod, partial(self._patch, POD, namespace, metadata)
         for delete in plan.delete:
             yield delete, delete.kind, delete.name, partial(self._delete, delete, delete.namespace or namespace)
 
@@ -121,16 +123,6 @@ class Applier:
                 raise ObserveAgain(f"{kind.kind} {name_of(live)} changed meanwhile") from None
             raise
 
-    async def _adopt(self, adoption: Adoption, namespace: str) -> str:
-        metadata: Object = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
-        if adoption.resource_version is not None:
-            metadata["resourceVersion"] = adoption.resource_version
-        return await self._patch(child_kind(adoption.kind), namespace, metadata)
-
-    async def _annotate(self, annotate: Annotate, namespace: str) -> str:
-        metadata = {"name": annotate.pod, "uid": annotate.uid, "annotations": dict(annotate.annotations)}
-        return await self._patch(POD, namespace, metadata)
-
     async def _patch(self, kind: ResourceKind, namespace: str, metadata: Object) -> str:
         """Patch the metadata of the object that was observed. It is no error if that object is gone."""
         patch = _document(kind, namespace, metadata)
@@ -147,22 +139,18 @@ class Applier:
     async def _delete(self, delete: Delete, namespace: str) -> str:
         kind = child_kind(delete.kind)
         document = _document(kind, namespace, {"name": delete.name, "uid": delete.uid})
-        preconditions = {"uid": delete.uid}
-        if delete.resource_version is not None:
-            preconditions["resourceVersion"] = delete.resource_version
+        version = {} if delete.resource_version is None else {"resourceVersion": delete.resource_version}
         try:
-            terminating = await self._api.delete(document, preconditions)
+            terminating = await self._api.delete(document, {"uid": delete.uid, **version})
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 raise
             return ""
         logger.info("Deleted %s %s/%s", kind.kind, namespace, delete.name)
-        if kind not in CHILDREN:
-            return ""
-        if terminating is None:
-            self._cache.wrote_deletion(kind, document)
-        else:
+        if kind in CHILDREN and terminating is not None:
             self._cache.wrote(kind, terminating)
+        elif kind in CHILDREN:
+            self._cache.wrote_deletion(kind, document)
         return ""
 
     def _remember(self, kind: ResourceKind, document: Object) -> None:
@@ -217,6 +205,12 @@ def _following(document: Object, decided_on: Object, claimed: Object) -> Object:
     if version is None or version != known:
         return document
     return {**document, "metadata": {**document["metadata"], "resourceVersion": claimed["metadata"]["resourceVersion"]}}
+
+
+def _adoption_metadata(adoption: Adoption) -> Object:
+    metadata: Object = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
+    version = adoption.resource_version
+    return metadata if version is None else {**metadata, "resourceVersion": version}
 
 
 def _document(kind: ResourceKind, namespace: str, metadata: Object) -> Object:

@@ -1,7 +1,7 @@
 """The part of the operator that kopf runs: start-up and clean-up, login, logging.
 
 kopf watches nothing here: its handlers, timers and daemons annotate objects or add finalizers, and a service must be
-deletable while the operator is down. `watches.py` says why its watches are not used.
+deletable while the operator is down. docs/explanation/operator.md says what its watches were measured at.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_MANAGER = ("fieldManager", FIELD_MANAGER)
 _STRICT = ("fieldValidation", "Strict")
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -175,45 +176,34 @@ class KubernetesApi:
 
     async def apply(self, document: Object) -> Object:
         """Server-side apply. Outrider's fields win, fields of others stay, unknown fields are refused."""
-        path = kind_of(document).path(namespace_of(document), name_of(document))
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true"), _STRICT]
-        return await self._write(
-            "apply", document, "PATCH", path, yaml_text(document), query=query, content_type=APPLY_PATCH
-        )
+        query = (_MANAGER, ("force", "true"), _STRICT)
+        return await self._write("apply", document, "PATCH", yaml_text(document), query=query, content_type=APPLY_PATCH)
 
     async def create(self, document: Object) -> Object:
-        path = kind_of(document).path(namespace_of(document))
-        query = [("fieldManager", FIELD_MANAGER), _STRICT]
-        return await self._write("create", document, "POST", path, document, query=query)
+        return await self._write("create", document, "POST", document, query=(_MANAGER, _STRICT))
 
     async def patch(self, patch: Object) -> Object:
         """Merge of `patch` into the object that it names. metadata.uid in it is a precondition.
 
         Returns the object as a watch would report it.
         """
-        path = kind_of(patch).path(namespace_of(patch), name_of(patch))
-        query = [("fieldManager", FIELD_MANAGER)]
         accept = _METADATA if kind_of(patch) in WATCHED_BY_METADATA else _JSON
         content_type = MERGE_PATCH if kind_of(patch) in UNWATCHED_CHILDREN else STRATEGIC_PATCH
-        return await self._write(
-            "patch", patch, "PATCH", path, patch, query=query, content_type=content_type, accept=accept
-        )
+        return await self._write("patch", patch, "PATCH", patch, content_type=content_type, accept=accept)
 
     async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:
         """Delete the object if `preconditions` (uid, resourceVersion) hold. Objects that it owns go in the background.
 
         Returns None if it is gone, or the terminating object if finalizers delay that.
         """
-        path = kind_of(document).path(namespace_of(document), name_of(document))
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
-        answer = await self._write("delete", document, "DELETE", path, options)
+        answer = await self._write("delete", document, "DELETE", options, query=())
         return answer if (answer.get("metadata") or {}).get("finalizers") else None
 
     async def replace(self, document: Object, subresource: str | None = None) -> Object:
         """Replace the object (or its status) if it still has the resource version of `document`."""
-        path = kind_of(document).path(namespace_of(document), name_of(document), subresource)
-        query = [("fieldManager", FIELD_MANAGER)]
-        return await self._write(f"update {subresource or ''}".strip(), document, "PUT", path, document, query=query)
+        verb = f"update {subresource or ''}".strip()
+        return await self._write(verb, document, "PUT", document, subresource=subresource)
 
     async def serves(self, kind: ResourceKind) -> bool:
         """True if the API server knows the kind, that is its CustomResourceDefinition is installed."""
@@ -225,9 +215,15 @@ class KubernetesApi:
             raise
         return any(resource["name"] == kind.plural for resource in group["resources"])
 
-    async def _write(self, verb: str, document: Object, method: str, path: str, body: Any, **options: Any) -> Object:
+    async def _write(
+        self, verb: str, document: Object, method: str, body: Any, *, subresource: str | None = None, **options: Any
+    ) -> Object:
         telemetry.WRITES.labels(verb=verb, kind=document["kind"]).inc()
-        return await self._request(method, path, body=body, timeout=_WRITE_TIMEOUT, **options)
+        name = None if method == "POST" else name_of(document)
+        path = kind_of(document).path(namespace_of(document), name, subresource)
+        return await self._request(
+            method, path, **{"body": body, "timeout": _WRITE_TIMEOUT, "query": (_MANAGER,), **options}
+        )
 
     async def _request(self, method: str, path: str, **options: Any) -> Object:
         response = await self._send(method, path, **options)
@@ -241,12 +237,12 @@ class KubernetesApi:
         path: str,
         *,
         body: Any = None,
-        query: list[tuple[str, str]] | None = None,
+        query: Iterable[tuple[str, str]] = (),
         content_type: str = _JSON,
         accept: str = _JSON,
         timeout: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
     ) -> aiohttp.ClientResponse:
-        parameters = [(name, value) for name, value in query or [] if value]
+        parameters = [(name, value) for name, value in query if value]
         request = await self._client.param_serialize(
             method,
             path,
