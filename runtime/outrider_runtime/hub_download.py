@@ -148,11 +148,11 @@ def _run(work: Callable[[A], T], argument: A, sender: Connection) -> None:
 
 def _wait(receiver: Connection, bytes_on_claim: Callable[[], int], stall_s: float) -> None:
     """Wait for the result of a process. Raises DownloadError if it makes no progress."""
-    present, since = bytes_on_claim(), time.monotonic()
+    last_size, since = bytes_on_claim(), time.monotonic()
     while not receiver.poll(_POLL_S):
-        now = bytes_on_claim()
-        if now != present:
-            present, since = now, time.monotonic()
+        size = bytes_on_claim()
+        if size != last_size:
+            last_size, since = size, time.monotonic()
         elif time.monotonic() - since > stall_s:
             raise DownloadError(f"no byte came for {stall_s:.0f} s")
 

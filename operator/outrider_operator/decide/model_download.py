@@ -63,7 +63,7 @@ _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")
 """The Job controller's words about a container that matched a rule of the Job's podFailurePolicy."""
 
 
-class Phase(StrEnum):
+class DownloadPhase(StrEnum):
     """State of a download, as status.prefetch reports it."""
 
     WAITING = "Waiting"
@@ -87,7 +87,7 @@ class Prefetch:
     """Must the wanted revision wait until the models are there?"""
     job: Object | None = None
     """The Job that downloads these models."""
-    phase: Phase = Phase.WAITING
+    phase: DownloadPhase = DownloadPhase.WAITING
     why: str = ""
     """What keeps a download waiting, or why it failed; empty otherwise."""
     is_obsolete: bool = False
@@ -101,7 +101,7 @@ class Prefetch:
     @property
     def holds(self) -> bool:
         """Does the wanted revision wait for a download? Where the image has no such program, pods download."""
-        return self.is_due and self.phase is not Phase.COMPLETE and not self.is_program_missing
+        return self.is_due and self.phase is not DownloadPhase.COMPLETE and not self.is_program_missing
 
 
 def prefetch_of(world: World, desired: DesiredState) -> Prefetch | None:
@@ -130,11 +130,11 @@ def _seen(world: World, prefetch: Prefetch, job: Object, is_of_these_settings: b
     has_begun, has_ended = text(pod, "status", "phase") in ("Running", "Succeeded"), is_done(job, pod, DOWNLOADER)
     if has_succeeded(job, pod, DOWNLOADER):
         is_held = not is_finished(job)  # by a sidecar; its pod tells what is there until the models have pods
-        return replace(prefetch, job=job, phase=Phase.COMPLETE, is_obsolete=is_held and not prefetch.is_due)
+        return replace(prefetch, job=job, phase=DownloadPhase.COMPLETE, is_obsolete=is_held and not prefetch.is_due)
     if has_ended and is_of_these_settings:
-        phase, why = Phase.FAILED, _why_failed(prefetch, job, pod)
+        phase, why = DownloadPhase.FAILED, _why_failed(prefetch, job, pod)
     else:
-        phase = Phase.DOWNLOADING if has_begun else Phase.WAITING
+        phase = DownloadPhase.DOWNLOADING if has_begun else DownloadPhase.WAITING
         why = "" if has_begun else why_not_running(job, pod, world.observed.warnings, world.at)
     return replace(
         prefetch,

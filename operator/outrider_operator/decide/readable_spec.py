@@ -61,7 +61,7 @@ def _in_force(hot: HotConfig | None) -> dict[str, Any]:
 
 
 def _readable_parts(fields: dict[str, Any], name: str, value: Any, in_force: Any) -> Any:
-    """What is in force, with the parts of `value` that can be read: `mode: "Off"` counts beside an unknown field."""
+    """What is in force, with the parts of `value` that can be read: `mode: "Off"` counts next to an unknown field."""
     for key, part in value.items() if isinstance(value, dict) and isinstance(in_force, dict) else ():
         both = {**in_force, key: part}
         in_force = both if _fits({**fields, name: both}, name) else in_force

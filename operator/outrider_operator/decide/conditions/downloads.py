@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_crds.status import ConditionReason, PrefetchStatus
 
 from outrider_operator.decide.figures.numbers import bytes_text
-from outrider_operator.decide.model_download import Phase, Prefetch
+from outrider_operator.decide.model_download import DownloadPhase, Prefetch
 from outrider_operator.decide.verdict import Verdict, false, true
 from outrider_operator.validation.reading import cut
 
@@ -20,7 +20,7 @@ def models_progressing(prefetch: Prefetch | None) -> Verdict | None:
         said = prefetch.refused.message.strip().rstrip(".")
         why = cut(f"The API server refuses the Job that downloads models: {said}.", 2048)
         return false(ConditionReason.STALLED, why)
-    if prefetch.phase is Phase.FAILED:
+    if prefetch.phase is DownloadPhase.FAILED:
         return false(ConditionReason.STALLED, prefetch.why)
     return true(ConditionReason.WAITING_FOR_MODELS, cut(_waiting(prefetch), 2048))
 
@@ -33,7 +33,7 @@ def models_updated(prefetch: Prefetch | None) -> Verdict | None:
 
 def _waiting(prefetch: Prefetch) -> str:
     what, progress = f"{', '.join(prefetch.models)} into claim {prefetch.claim}", prefetch.progress
-    if prefetch.phase is Phase.WAITING:
+    if prefetch.phase is DownloadPhase.WAITING:
         why = f" {prefetch.why.rstrip('.')}." if prefetch.why else ""
         return f"The download of {what} has not begun.{why}"
     if progress is not None and progress.trouble:
@@ -48,7 +48,7 @@ def _waiting(prefetch: Prefetch) -> str:
 def prefetch_status(prefetch: Prefetch | None) -> PrefetchStatus | None:
     if prefetch is None or not (prefetch.job is not None or prefetch.is_due):
         return None
-    progress = prefetch.progress if prefetch.phase is Phase.DOWNLOADING else None
+    progress = prefetch.progress if prefetch.phase is DownloadPhase.DOWNLOADING else None
     return PrefetchStatus(
         claim_name=cut(prefetch.claim, _MOST_TEXT),
         phase=prefetch.phase.value,

@@ -266,7 +266,7 @@ def test_an_unreadable_kill_switch_is_not_replaced_by_a_default(unreadable: dict
     assert world.deployment()["spec"]["replicas"] == 5
 
 
-def test_kill_switch_counts_beside_an_unknown_value() -> None:
+def test_kill_switch_counts_next_to_an_unknown_value() -> None:
     world = World(manifest(speculation={"mode": "ClosedLoop"}))
     world.serve()
     world.patch(replicas=1, speculation={"mode": "Off", "draftPrefill": "OfALaterRelease"})

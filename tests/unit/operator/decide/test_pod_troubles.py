@@ -42,6 +42,7 @@ def test_init_container_that_keeps_ending_is_named(init: Object, statuses: list[
     made = pod(*statuses, init=({**init, "lastState": {"terminated": ENDED}},))
     trouble = pods_of(None, [made], {}, START).trouble()
     assert trouble is not None
+    assert trouble == pods_of(None, [], {}, START, workers=[made]).trouble(), "the pods of a group, too"
     assert trouble.reason == ConditionReason.POD_CRASHING
     assert trouble.message == f"{whose} keeps ending with exit code 7 (Error); its last lines: starting | no token"
 

@@ -177,7 +177,7 @@ def test_a_job_that_says_that_steps_are_free_fails_and_its_service_goes_on(costs
 
 
 @pytest.mark.parametrize(("message", "exit_code"), [("", 0), ("no memory", 137)])
-def test_profiler_beside_a_sidecar_is_believed_and_goes(message: str, exit_code: int) -> None:
+def test_profiler_with_a_sidecar_is_believed_and_goes(message: str, exit_code: int) -> None:
     """An ordinary sidecar kept the Job "measuring" until its deadline."""
     world = started()
     (job,) = world.jobs()
