@@ -11,7 +11,9 @@ from outrider_operator.validation.reading import (
     ended,
     is_being_deleted,
     is_true,
+    items,
     label,
+    mapping,
     name_of,
     text,
     uid_of,
@@ -33,9 +35,10 @@ def is_finished(job: Object) -> bool:
 def is_done(job: Object, pod: Object | None, container: str) -> bool:
     """Has the work of `job` ended? A sidecar that is no native one keeps a pod running, and its Job active, for ever.
 
-    A pod that its node or an eviction ends is made again, so its end does not count.
+    A pod without one ends by itself. A pod that its node or an eviction ends is made again, so its end does not count.
     """
-    is_held = text(pod, "status", "phase") == "Running" and bool(ended(pod, container))
+    statuses = items(pod, "status", "containerStatuses")
+    is_held = bool(ended(pod, container)) and any("running" in mapping(status, "state") for status in statuses)
     is_ending = pod is not None and (is_being_deleted(pod) or is_true(pod, "DisruptionTarget"))
     return is_finished(job) or (is_held and not is_ending)
 

@@ -193,6 +193,19 @@ def test_download_with_a_sidecar_is_complete_and_goes() -> None:
     assert (JOB, NAME) not in world.objects, "its pod held memory for nothing"
 
 
+def test_download_that_ends_leaves_its_job_as_the_record() -> None:
+    """The kubelet reports the container's end a moment before the pod's: the Job was taken for one with a sidecar."""
+    world = started()
+    world.finish_job(NAME, "")
+    job(world).pop("status")
+    world.job_pods[NAME]["status"]["phase"] = "Running"
+    world.reconcile()
+    assert phase(world) == "Downloading"
+    world.finish_job(NAME, "")
+    world.serve()
+    assert phase(world) == "Complete"
+
+
 def test_download_that_fails_with_a_sidecar_says_why() -> None:
     world = started()
     world.finish_job(NAME, "outrider-prefetch: model 'org/target' cannot be had: 404", exit_code=69, reason="Error")
