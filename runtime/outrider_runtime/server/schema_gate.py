@@ -24,6 +24,8 @@ _SCHEMA_PATHS = {
     "text": ("format", "schema"),
 }
 """Field of a request -> path of the schema within that field."""
+MOST_REFERENCES = 200
+"""Rounds of the search for endless rules: its time must not grow with the square of a schema."""
 _RULE, _SEQUENCE, _CHOICES, _REPEATED = 4, 5, 6, 8
 """xgrammar's numbers for the expressions of a grammar that refer to other ones; all others are texts."""
 _SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
@@ -71,9 +73,10 @@ def schema_compiler(backend: str) -> Compiler | None:
 
 
 def check_finite(grammar: dict[str, Any]) -> None:
-    """Raise ValueError if no finite text belongs to the grammar. grammar: as xgrammar serialises it.
+    """Raise ValueError if a rule of the grammar has no finite text: an answer that comes to it never ends.
 
-    A rule is finite if one of its forms refers to finite rules only; each round finds further ones.
+    A rule is finite if one of its forms refers to finite rules only; each round finds further ones. grammar: as
+    xgrammar serialises it.
     """
     bodies = [rule[1] for rule in grammar["rules"]]
     data, starts = grammar["grammar_expr_data"], grammar["grammar_expr_indptr"]
@@ -88,10 +91,15 @@ def check_finite(grammar: dict[str, Any]) -> None:
             return True
         return kind not in (_RULE, _REPEATED) or parts[0] in finite
 
-    while further := {rule for rule, body in enumerate(bodies) if rule not in finite and is_finite(body)}:
+    for _ in range(MOST_REFERENCES):
+        further = {rule for rule, body in enumerate(bodies) if rule not in finite and is_finite(body)}
         finite |= further
-    if grammar["root_rule_id"] not in finite:
-        raise ValueError("no finite value satisfies it")
+        if not further:
+            break
+    if len(finite) < len(bodies):
+        raise ValueError(
+            f"no finite value satisfies a part of it, or over {MOST_REFERENCES} references follow each other"
+        )
 
 
 def _schemas(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
