@@ -129,8 +129,8 @@ class ChildReader:
     ) -> dict[tuple[str, str], Object]:
         names = tuple(names)
         documents = await asyncio.gather(*(self._child(kind, namespace, name) for kind, name in names))
-        found = zip(names, documents, strict=True)
-        return {(kind.kind, name): document for (kind, name), document in found if document is not None}
+        by_name = zip(names, documents, strict=True)
+        return {(kind.kind, name): document for (kind, name), document in by_name if document is not None}
 
     async def _child(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         """The child, trimmed as in the cache. One that the cache lacks is absent, or validation rejected it."""
