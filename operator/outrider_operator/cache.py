@@ -20,7 +20,7 @@ Listener = Callable[[ResourceKind, Object], None]
 _DEPARTED_KEPT = 20_000
 _LABELS = (SERVICE_LABEL, COMPONENT_LABEL, GROUPS_LABEL)
 _Group = tuple[ResourceKind, str, str]
-"""(kind, namespace, "label=value"); an empty text stands for all objects of the namespace."""
+"""(kind, namespace, "label=value")"""
 
 
 class ObjectCache:
@@ -51,9 +51,6 @@ class ObjectCache:
     def count(self, kind: ResourceKind) -> int:
         return len(self._objects.get(kind, ()))
 
-    def within(self, kind: ResourceKind, namespace: str) -> tuple[Object, ...]:
-        return tuple(self._groups.get((kind, namespace, ""), {}).values())
-
     def labelled(self, kind: ResourceKind, namespace: str, label: str, value: str) -> tuple[Object, ...]:
         """Objects with `value` of `label`: of a service, of a component, or of a LeaderWorkerSet."""
         return tuple(self._groups.get((kind, namespace, f"{label}={value}"), {}).values())
@@ -61,7 +58,7 @@ class ObjectCache:
     def seen(self, kind: ResourceKind, document: Object) -> None:
         """Store a state of `document` from a list or a watch."""
         before = self.get(kind, namespace_of(document), name_of(document))
-        if not self._store(kind, document):
+        if not self.wrote(kind, document):
             return
         after = self.get(kind, namespace_of(document), name_of(document))
         if before is not None and after is not None and content(kind, before) == content(kind, after):
@@ -77,9 +74,12 @@ class ObjectCache:
         else:
             self.seen(kind, document)
 
-    def wrote(self, kind: ResourceKind, document: Object) -> None:
-        """Store the API server's answer to a write, before the watch delivers it."""
-        self._store(kind, document)
+    def wrote(self, kind: ResourceKind, document: Object) -> bool:
+        """Store the API server's answer to a write, before the watch delivers it. False if it is out of date."""
+        if self._is_old(kind, document):
+            return False
+        self._take_in(kind, document)
+        return True
 
     def wrote_deletion(self, kind: ResourceKind, document: Object) -> None:
         """Remove a document that the operator deleted, without calling listeners."""
@@ -111,14 +111,8 @@ class ObjectCache:
             if namespace in (None, key[0]) and key not in present and version_of(document) <= version:
                 self.gone(kind, document, by=version)
 
-    def _store(self, kind: ResourceKind, document: Object) -> bool:
-        """Store the admitted parts of `document`; False if it is out of date."""
-        if self._is_old(kind, document):
-            return False
-        self._take_in(kind, document)
-        return True
-
     def _take_in(self, kind: ResourceKind, document: Object) -> None:
+        """Store the admitted parts of `document`."""
         before = self._remove(kind, document)
         if before is not None and uid_of(before) != uid_of(document):
             self._depart(before, math.inf)  # an object of the same name replaced it, so it was deleted
@@ -186,6 +180,5 @@ def version_of(document: Object) -> int:
 
 
 def _groups(kind: ResourceKind, document: Object) -> list[_Group]:
-    labels = labels_of(document)
-    values = ["", *(f"{name}={labels[name]}" for name in _LABELS if name in labels)]
-    return [(kind, namespace_of(document), value) for value in values]
+    labels, namespace = labels_of(document), namespace_of(document)
+    return [(kind, namespace, f"{name}={labels[name]}") for name in _LABELS if name in labels]

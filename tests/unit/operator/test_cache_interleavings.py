@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from outrider_operator.cache import ObjectCache, ObjectKey, version_of
+from outrider_operator.cluster_model import COMPONENT_LABEL, SERVING
 from outrider_operator.kinds import DEPLOYMENT
 from outrider_operator.validation.reading import uid_of
 
@@ -134,7 +135,7 @@ class _Interleavings(RuleBasedStateMachine):
         assert {name: version_of(child) for name, child in cached.items()} == {
             name: version_of(child) for name, child in ours.items()
         }
-        assert {uid_of(child) for child in self.cache.within(DEPLOYMENT, "ns")} == {
+        assert {uid_of(child) for child in self.cache.labelled(DEPLOYMENT, "ns", COMPONENT_LABEL, SERVING)} == {
             uid_of(child) for child in ours.values()
         }
 
