@@ -47,8 +47,7 @@ def _section(path: str, schema: Schema) -> str:
 
 def _row(name: str, schema: Schema, is_required: bool) -> str:
     shown = f"**`{name}`**" if is_required else f"`{name}`"
-    default = f"`{_value(schema['default'])}`" if "default" in schema and not _is_map(schema) else ""
-    return f"| {shown} | {_type(schema)} | {default} | {_sentence(schema.get('description', ''))} |"
+    return f"| {shown} | {_type(schema)} | {_default(schema)} | {_sentence(schema.get('description', ''))} |"
 
 
 def _type(schema: Schema) -> str:
@@ -59,8 +58,17 @@ def _type(schema: Schema) -> str:
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'])}"
     if schema.get("type") == "object" and "additionalProperties" in schema:
-        return "map of strings"
+        values = schema["additionalProperties"]
+        return f"map of {'quantities' if 'type' not in values else values['type'] + 's'}"
     return " ".join([schema.get("type", "any"), *_bounds(schema)])
+
+
+def _default(schema: Schema) -> str:
+    """Return the default. A map's default stands at its fields, unless it is a choice among them, such as `hub: {}`."""
+    default = schema.get("default")
+    if isinstance(default, dict) and _fields_of(schema):
+        return " ".join(f"`{name}: {{}}`" for name, value in default.items() if value == {})
+    return "" if default is None else f"`{_value(default)}`"
 
 
 def _bounds(schema: Schema) -> Iterator[str]:
@@ -76,10 +84,6 @@ def _bounds(schema: Schema) -> Iterator[str]:
 def _fields_of(schema: Schema) -> Schema | None:
     inner = schema.get("items", schema)
     return inner if inner.get("properties") else None
-
-
-def _is_map(schema: Schema) -> bool:
-    return bool(schema.get("properties"))
 
 
 def _suffix(schema: Schema) -> str:

@@ -21,9 +21,9 @@ class HubSource(Model):
 
 class PvcSource(Model):
     claim_name: ObjectName
-    """PersistentVolumeClaim in the service's namespace that holds the model."""
+    """PersistentVolumeClaim in the service's namespace that holds the files."""
     path: Path
-    """Folder of the model inside the volume."""
+    """Folder inside the volume."""
 
 
 class HostPathSource(Model):
@@ -33,10 +33,10 @@ class HostPathSource(Model):
 
 class OciSource(Model):
     reference: Image
-    """Image or artifact that holds the model, for example registry.example.com/models/llama:1, or with a digest. The
+    """Image or artifact that holds the files, for example registry.example.com/models/llama:1, or with a digest. The
     node pulls it, with podTemplate.imagePullSecrets."""
     path: Path | None = None
-    """Folder of the model inside the image; the image's root when absent."""
+    """Folder inside the image; the image's root when absent."""
 
 
 class S3Source(Model):
@@ -60,7 +60,7 @@ class ModelSource(Model):
 
 class ModelRef(Model):
     name: ShortText
-    """The model's name; on the hub, `organisation/model`. Clients of the OpenAI endpoint send this name."""
+    """The model's name; on the hub, `organisation/model`. Clients of the OpenAI endpoint send that of spec.target."""
     revision: ShortText | None = None
     """Commit, tag or branch on the hub. Pin a commit in production."""
     source: ModelSource = ModelSource(hub=HubSource())
