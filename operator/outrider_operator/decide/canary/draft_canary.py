@@ -20,7 +20,7 @@ from outrider_crds.status import RolloutStatus
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.machine import CanaryPods, CanaryStep, CanaryView, needs_canary, step
 from outrider_operator.decide.canary.phases import LEFT, OPEN, CanaryPhase, has_pods, is_foreign, keeps_away
-from outrider_operator.decide.canary.pools import Pools, pools_differ, pools_of
+from outrider_operator.decide.canary.pools import Pools, pools_of
 from outrider_operator.decide.canary.record import attempt_of, measured_s, recorded, with_clock
 from outrider_operator.decide.canary.sight import CanarySight, canary_pods
 from outrider_operator.decide.desired_state import DesiredState
@@ -172,12 +172,11 @@ def _view(
 ) -> CanaryView:
     """Input of the state machine, without the canary's pods. stable: the revision that serves."""
     spec, candidate, lost = desired.spec, desired.spec_revision, pools.lost_revision
-    differs = pools_differ(stable.boot.draft_pool if stable is not None else [], candidate.boot.draft_pool)
     return CanaryView(
         at=math.floor(world.at),
         stable=lost or (stable.name if stable is not None and _is_stable(world, desired, stable) else ""),
         candidate=candidate.name,
-        pool_differs=bool(lost) or (differs and candidate.name not in desired.gate.passed),
+        pool_differs=bool(lost) or (pools.differ and candidate.name not in desired.gate.passed),
         is_canary=spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY,
         is_paused=is_blocked or spec.paused or spec.replicas == 0 or desired.is_waiting,
         hold=pools.hold(spec),

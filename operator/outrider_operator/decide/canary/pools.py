@@ -32,16 +32,18 @@ class Pools:
         return tuple(name for name in self.candidate if name not in self.stable)
 
     @property
+    def differ(self) -> bool:
+        """Do they draft otherwise? Names and order do not matter."""
+        return {*self.stable} != {*self.candidate}
+
+    @property
     def problem(self) -> str:
         """Why no pod can host both, in a sentence; else empty."""
         if self.lost_revision:
-            return (
-                f"The ConfigMap of revision {self.lost_revision}, which the pods run, is gone, and with it their pool."
-            )
+            return f"The ConfigMap of revision {self.lost_revision}, which the pods run, is gone, and so is their pool."
         lookups = [drafter.name for drafter in self.hosted if drafter.method is DraftMethod.PROMPT_LOOKUP]
-        return (
-            f"A pod hosts one PromptLookup drafter, and the pools have {' and '.join(lookups)}." if lookups[1:] else ""
-        )
+        named = " and ".join(lookups)
+        return f"A pod hosts one PromptLookup drafter, and the pools have {named}." if lookups[1:] else ""
 
     def hold(self, spec: SpeculativeServiceSpec) -> str:
         """Why the arms cannot be compared now, in a sentence; else empty. A drafter that proposes nothing makes its
@@ -76,12 +78,6 @@ def pools_of(stable: Sequence[DrafterSpec], candidate: Sequence[DrafterSpec]) ->
             hosted.append(shared)
         names.append(shared.name)
     return Pools(tuple(hosted), tuple(dict.fromkeys(names)), tuple(drafter.name for drafter in candidate))
-
-
-def pools_differ(first: Sequence[DrafterSpec], second: Sequence[DrafterSpec]) -> bool:
-    """Do they draft otherwise? Names and order do not matter."""
-    left, right = [_settings(drafter) for drafter in first], [_settings(drafter) for drafter in second]
-    return any(drafter not in right for drafter in left) or any(drafter not in left for drafter in right)
 
 
 def _settings(drafter: DrafterSpec) -> DrafterSpec:
