@@ -2,8 +2,8 @@
 
 A request has a length (log-normal, coefficient of variation 1), an acceptance of its own (tokens per step, 0.2) and a
 price a step that differs with the moment (0.5), as the time of a plain step does. A candidate gives its requests more
-tokens a step by its gain. Each canary is looked at after every tenth
-request.
+tokens a step by its gain. Each canary is looked at after every tenth request. With `--long-percent` so many requests
+are 30 times as long and get 3 times the tokens a step, as when a text is copied.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ TOKENS_PER_STEP, REQUEST_CV = 2.5, 0.2
 PLAIN_S, PRICE_S = 0.025, 0.03
 """Seconds of a plain step, and of one that speculates, at a usual moment."""
 MOMENT_CV = 0.5
+LONG_LENGTH, LONG_TOKENS_PER_STEP = 30.0, 3.0
+"""Factors of a long request's length and tokens a step."""
 MIN_REQUESTS = 100
 LOOK_EVERY = 10
 GAINS_PERCENT = (10.0, 5.0, 3.0, 0.0, -3.0, -5.0, -6.0, -10.0, -15.0, -50.0)
@@ -36,10 +38,13 @@ class Outcome:
     """Requests of each arm."""
 
 
-def arm(rng: np.random.Generator, requests: int, gain: float) -> tuple[Floats, Floats]:
+def arm(rng: np.random.Generator, requests: int, gain: float, long_share: float = 0.0) -> tuple[Floats, Floats]:
     """(seconds of plain decoding, price in seconds) of each request."""
-    tokens = np.maximum(1.0, np.round(_log_normal(rng, requests, MEAN_TOKENS, LENGTH_CV)))
+    is_long = rng.random(requests) < long_share if long_share else np.zeros(requests, bool)
+    lengths = _log_normal(rng, requests, MEAN_TOKENS, LENGTH_CV) * np.where(is_long, LONG_LENGTH, 1.0)
+    tokens = np.maximum(1.0, np.round(lengths))
     per_step = _log_normal(rng, requests, TOKENS_PER_STEP * (1.0 + gain), REQUEST_CV)
+    per_step *= np.where(is_long, LONG_TOKENS_PER_STEP, 1.0)
     moment = _log_normal(rng, requests, 1.0, MOMENT_CV)
     return tokens * PLAIN_S * moment, np.maximum(1.0, np.round(tokens / per_step)) * PRICE_S * moment
 
@@ -57,21 +62,23 @@ def _arm_sums(count: int, x: float, y: float, xx: float, yy: float, xy: float) -
     )
 
 
-def canary(rng: np.random.Generator, gain: float, line: float, looks: NDArray[np.int64]) -> Outcome:
-    """One canary, from its first look to its verdict or its last look."""
-    stable = sums(*arm(rng, int(looks[-1]), 0.0), looks)
-    candidate = sums(*arm(rng, int(looks[-1]), gain), looks)
+def canary(
+    rng: np.random.Generator, gain: float, line: float, looks: NDArray[np.int64], long_share: float = 0.0
+) -> Outcome:
+    """One canary, from its first look, which is at minRequests, to its verdict or its last look."""
+    stable = sums(*arm(rng, int(looks[-1]), 0.0, long_share), looks)
+    candidate = sums(*arm(rng, int(looks[-1]), gain, long_share), looks)
     for count, arms in zip(looks, map(Arms, stable, candidate), strict=True):
-        verdict = judge({"cpu": arms}, least_gain=line, min_requests=MIN_REQUESTS).verdict
+        verdict = judge({"cpu": arms}, least_gain=line, min_requests=int(looks[0])).verdict
         if verdict is not CanaryVerdict.OPEN:
             return Outcome(verdict, int(count))
     return Outcome(CanaryVerdict.OPEN, int(looks[-1]))
 
 
-def row(gain_percent: float, line_percent: float, canaries: int, most: int) -> str:
-    rng = np.random.default_rng(0)
-    looks = np.arange(MIN_REQUESTS, most + 1, LOOK_EVERY)
-    outcomes = [canary(rng, gain_percent / 100, line_percent / 100, looks) for _ in range(canaries)]
+def row(gain_percent: float, line_percent: float, options: argparse.Namespace) -> str:
+    rng, canaries = np.random.default_rng(0), options.canaries
+    looks, share = np.arange(options.min_requests, options.most_requests + 1, LOOK_EVERY), options.long_percent / 100
+    outcomes = [canary(rng, gain_percent / 100, line_percent / 100, looks, share) for _ in range(canaries)]
     taken = sorted(outcome.requests for outcome in outcomes if outcome.verdict is not CanaryVerdict.OPEN)
     median, ninth = (f"{np.quantile(taken, share):,.0f}" if taken else "" for share in (0.5, 0.9))
     shares = " | ".join(
@@ -90,6 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--canaries", type=int, default=1000)
     parser.add_argument("--most-requests", type=int, default=6000, help="of each arm")
+    parser.add_argument("--min-requests", type=int, default=MIN_REQUESTS)
+    parser.add_argument("--long-percent", type=float, default=0.0, help="of the requests")
+    parser.add_argument("--gain", type=float, nargs="+", default=GAINS_PERCENT, help="true gain in percent")
     parser.add_argument("--line", type=float, nargs="+", default=[-3.0, 0.0], help="leastGainPercent")
     options = parser.parse_args()
     print(
@@ -97,8 +107,8 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for line in options.line:
-        for gain in GAINS_PERCENT:
-            print(row(gain, line, options.canaries, options.most_requests), flush=True)
+        for gain in options.gain:
+            print(row(gain, line, options), flush=True)
 
 
 if __name__ == "__main__":

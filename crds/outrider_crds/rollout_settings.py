@@ -36,7 +36,7 @@ class RolloutCanary(Model):
     whole range of its gain is above this, and fails once all of the range is below."""
     min_requests: Annotated[int, Field(ge=10, le=1_000_000)] = 100
     """Finished requests of each arm before the first judgement. Below 100 it errs more often if few requests are long:
-    with 5% of them 30 times as long, the range left out the true gain in 12% (at 40), 18% (20) and 24% (10) of
+    with 5% of them 30 times as long, the range left out the true gain in 11% (at 40), 15% (20) and 21% (10) of
     simulated canaries, instead of 6%."""
     timeout: Duration = "6h"
     """Longest measurement; without a verdict by then, onInconclusive says what happens. Time in which no canary pod
