@@ -162,7 +162,9 @@ def is_final(error: BaseException) -> bool:
     codes = [getattr(getattr(cause, "response", None), "status_code", None) for cause in _chain(error)]
     refused = any(code is not None and 400 <= code < 500 and code not in _PASSING_CODES for code in codes)
     numbers = {cause.errno for cause in _chain(error) if isinstance(cause, OSError)}
-    return refused or isinstance(error, ValueError) or not numbers.isdisjoint(_FINAL_ERRORS)
+    # A proxy's page in place of the hub's JSON is a ValueError, too, and may be gone soon.
+    is_misnamed = isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError)
+    return refused or is_misnamed or not numbers.isdisjoint(_FINAL_ERRORS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

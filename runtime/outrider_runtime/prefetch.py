@@ -24,8 +24,8 @@ from outrider_runtime.server.page_server import PageServer, WebPage
 logger = logging.getLogger(__name__)
 _DESCRIPTION = "Download a service's hub models into the claim that its pods share, and report progress."
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
-PAUSES_S = {True: 40, False: 8}
-"""Pauses between attempts to get a target (six hours in all) and a draft (ten minutes), which a pod serves without."""
+TARGET_PAUSES, DRAFT_PAUSES = 40, 7
+"""Pauses between attempts: six hours in all for a target, ten minutes for a draft, which a pod serves without."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
 T = TypeVar("T")
 A = TypeVar("A")
@@ -111,7 +111,8 @@ def _tried(work: Callable[[A], T], argument: A, model: HubModel, board: Progress
     """Repeat `work` after growing pauses, and return its result; None for a draft that cannot be had.
 
     Raises DownloadError for a target."""
-    pauses = (min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S) for number in range(PAUSES_S[model.is_target]))
+    count = TARGET_PAUSES if model.is_target else DRAFT_PAUSES
+    pauses = (min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S) for number in range(count))
     while True:
         try:
             result = attempt(work, argument, board.bytes_on_claim)

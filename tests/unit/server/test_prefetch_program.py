@@ -220,12 +220,13 @@ def _answered(code: int) -> Exception:
 @pytest.mark.parametrize(
     ("error", "final"),
     [(_answered(code), code in (401, 403, 404)) for code in (401, 403, 404, 408, 429, 500, 503)]
-    + [(ConnectionError("reset"), False), (TimeoutError(), False), (OSError(errno.ENOSPC, "full"), True)],
+    + [(ConnectionError("reset"), False), (TimeoutError(), False), (OSError(errno.ENOSPC, "full"), True)]
+    + [(json.JSONDecodeError("Expecting value", "<html>", 0), False)],
 )
 def test_error_is_final_if_no_later_attempt_mends_it(error: Exception, final: bool) -> None:
     outer = RuntimeError("cannot be had")
     outer.__cause__ = error
-    assert is_final(outer) is final
+    assert is_final(outer) is is_final(error) is final
 
 
 @pytest.mark.parametrize(
