@@ -29,22 +29,17 @@ def job_document(
 
     Job and pod have the user's labels too, which queues, meshes and policies select by.
     """
-    metadata_labels = {**spec.pod_template.labels, **labels(owner.name, component)}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": JOB,
-        "metadata": {"namespace": owner.namespace, "labels": metadata_labels, **metadata},
-        "spec": {
-            "backoffLimit": retries,
-            "completions": 1,
-            "parallelism": 1,
-            "podFailurePolicy": {"rules": [*failures, _IGNORE_DISRUPTIONS]},
-            "template": {
-                "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
-                "spec": pod,
-            },
-        },
+    own_labels = {**spec.pod_template.labels, **labels(owner.name, component)}
+    pod_metadata = {"labels": own_labels, "annotations": dict(spec.pod_template.annotations)}
+    job = {
+        "backoffLimit": retries,
+        "completions": 1,
+        "parallelism": 1,
+        "podFailurePolicy": {"rules": [*failures, _IGNORE_DISRUPTIONS]},
+        "template": {"metadata": pod_metadata, "spec": pod},
     }
+    metadata = {"namespace": owner.namespace, "labels": own_labels, **metadata}
+    return {"apiVersion": "batch/v1", "kind": JOB, "metadata": metadata, "spec": job}
 
 
 def job_pod(

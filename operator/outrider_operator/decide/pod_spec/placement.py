@@ -62,30 +62,19 @@ def has_node(
     nodes: Iterable[Node] | None, spec: SpeculativeServiceSpec, product: str, admitted: Iterable[Object]
 ) -> bool:
     """Is there a node for `product`? True if nodes cannot be read. admitted: tolerations that admission added."""
-    return nodes is None or is_room_among(nodes, spec, product, all_tolerations(spec, admitted))
-
-
-def all_tolerations(spec: SpeculativeServiceSpec, admitted: Iterable[Object]) -> list[Object]:
-    own = (toleration.wire() for toleration in spec.accelerator.tolerations)
-    return [*own, *patched_tolerations(spec), *admitted]
-
-
-def is_room_among(
-    nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
-) -> bool:
-    """Could a pod for `product` with `tolerations` ever run on one of `nodes`?"""
-    return any(True for _ in fitting_nodes(nodes, spec, product, tolerations))
+    return nodes is None or next(fitting_nodes(nodes, spec, product, admitted), None) is not None
 
 
 def fitting_nodes(
-    nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
+    nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, admitted: Iterable[Object]
 ) -> Iterator[Node]:
-    """The `nodes` that a pod for `product` with `tolerations` could run on, whatever other pods use there."""
+    """The `nodes` that a pod for `product` could run on, whatever other pods use there. admitted: as in `has_node`."""
     accelerator = spec.accelerator
     own = {} if accelerator.on_cpu else {accelerator.product_label: product}
     labels = {**accelerator.node_selector, **mapping(spec.pod_template.others, "nodeSelector"), **own}
     count = 0 if claims_devices(spec) else spec.gpus_per_pod
-    tolerated = tuple(tolerations)
+    own_tolerations = (toleration.wire() for toleration in accelerator.tolerations)
+    tolerated = (*own_tolerations, *patched_tolerations(spec), *admitted)
 
     @cache  # a cluster has few taints, on thousands of nodes
     def is_tolerated(key: str, value: str, effect: str) -> bool:

@@ -36,54 +36,32 @@ def job_manifest(
 
     Its pod runs on one of `hostnames`; without any, on every node that fits.
     """
+    notes = {**annotations_of(request), NODES_ANNOTATION: nodes_mark(hostnames)}
     metadata = {
         "name": profile_name(request.keys.target),
-        "annotations": {
-            **spec.pod_template.annotations,
-            **annotations_of(request),
-            NODES_ANNOTATION: nodes_mark(hostnames),
-        },
+        "annotations": {**spec.pod_template.annotations, **notes},
         # No owner is the controller: each service that needs the measurement adds itself.
         "ownerReferences": [owner_reference(owner, controller=False)],
     }
-    pod = _pod(spec, settings, image, request, _config(owner, spec, image), hostnames)
+    most, shared = spec.speculation.max_draft_tokens, {"service": _SHARED_NAME, "revision": _SHARED_NAME}
+    config = boot_config(spec, **shared, namespace=owner.namespace, image=image, max_draft_tokens=most)
+    program = {"command": ["outrider-profile"], "args": _arguments(spec, request, config)}
+    fields = {**scheduling(spec, [request.keys.product], hostnames), **_limits(spec, settings)}
+    pod = job_pod(spec, settings, image, PROFILER, program, fields)
     return job_document(owner, spec, PROFILING, metadata, pod)
 
 
-def _config(owner: ServiceIdentity, spec: SpeculativeServiceSpec, image: str) -> BootConfig:
-    return boot_config(
-        spec,
-        service=_SHARED_NAME,
-        namespace=owner.namespace,
-        revision=_SHARED_NAME,
-        image=image,
-        max_draft_tokens=spec.speculation.max_draft_tokens,
-    )
+def _limits(spec: SpeculativeServiceSpec, settings: OperatorSettings) -> Object:
+    """The deadline is on the pod, not on the Job: it counts from the start of the pod, so that waiting for a free GPU
+    is not a failure, and a pod that ran too long stays with its last log lines."""
+    priority = settings.profiling_priority_class
+    deadline = {"activeDeadlineSeconds": max(1, math.ceil(seconds(spec.profiling.timeout)))}
+    return {**deadline, **({"priorityClassName": priority} if priority else {})}
 
 
 def nodes_mark(hostnames: tuple[str, ...]) -> str:
     """Digests of the nodes that a Job may run on. They go into an annotation: the cache drops pod templates."""
     return " ".join(digest(hostname, _MARK_LENGTH) for hostname in hostnames)
-
-
-def _pod(
-    spec: SpeculativeServiceSpec,
-    settings: OperatorSettings,
-    image: str,
-    request: MeasurementRequest,
-    config: BootConfig,
-    hostnames: tuple[str, ...],
-) -> Object:
-    fields: Object = {
-        **scheduling(spec, [request.keys.product], hostnames),
-        # The deadline is on the pod, not on the Job: it counts from the start of the pod, so that waiting for a free
-        # GPU is not a failure, and a pod that ran too long stays with its last log lines.
-        "activeDeadlineSeconds": max(1, math.ceil(seconds(spec.profiling.timeout))),
-    }
-    if settings.profiling_priority_class:
-        fields["priorityClassName"] = settings.profiling_priority_class
-    program = {"command": ["outrider-profile"], "args": _arguments(spec, request, config)}
-    return job_pod(spec, settings, image, PROFILER, program, fields)
 
 
 def _arguments(spec: SpeculativeServiceSpec, request: MeasurementRequest, config: BootConfig) -> list[str]:

@@ -14,7 +14,7 @@ from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 from outrider_operator.cluster_model import Node, Object, ServiceIdentity
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import is_done, pod_of
-from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, all_tolerations, fitting_nodes
+from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, fitting_nodes
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pod_states import MOST_TOLERATIONS
 from outrider_operator.decide.profile_store import Failure, Store
@@ -142,7 +142,7 @@ def _fitting(view: ProfilingView, product: str, job_pod: Object | None, limit: i
     """Up to `limit` nodes that fit `product`, with the tolerations that admission added to pods, as GKE does."""
     admitted = [*view.world.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS]]
     spec, nodes = view.desired.spec, view.world.observed.nodes or ()
-    return list(islice(fitting_nodes(nodes, spec, product, all_tolerations(spec, admitted)), limit))
+    return list(islice(fitting_nodes(nodes, spec, product, admitted), limit))
 
 
 def _hostnames(nodes: list[Node]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from outrider_crds.profile_keys import profile_keys
 from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import DEPLOYMENT, Node, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.pod_spec.patch import merged, patch_problems
-from outrider_operator.decide.pod_spec.placement import is_room_among, patched_tolerations
+from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.template import pod_template
 from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
@@ -89,7 +89,7 @@ def test_job_finds_nodes_by_the_patch(label: str, taint: str, room: bool) -> Non
     """Its tolerations and node labels are the pod's; with claims no node need offer the plugin's resource."""
     labels = {"pool": label, "nvidia.com/gpu.product": "NVIDIA-H200"}
     node = Node("a", labels=labels, taints=({"key": taint, "effect": "NoSchedule"},))
-    assert is_room_among([node], SPEC, "NVIDIA-H200", patched_tolerations(SPEC)) is room
+    assert has_node([node], SPEC, "NVIDIA-H200", admitted=[]) is room
 
 
 def test_merge_follows_kubernetes() -> None:
