@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,9 @@ class SLOCounter:
         self._classes: dict[str, SLOClassSpec] = {}
         self._default: str | None = None
         self._counts: dict[str, SLOClassCounters] = {}
-        """A request is added in one assignment: the reporter's thread reads it whole or not at all."""
+        self._ended: deque[tuple[str, EndedRequest, bool | None]] = deque()
+        """Class, request and verdict of requests that are not in `_counts` yet. The scheduler's thread appends, and the
+        reporter's takes them, since adding models would take a noticeable part of a step."""
 
     def configure(self, classes: Sequence[SLOClassSpec], default: str | None) -> None:
         """Put classes in force for requests that finish from now on."""
@@ -80,11 +83,15 @@ class SLOCounter:
             return None
         attained = _attained(slo_class, request)
         verdict = None if request.aborted and attained else attained
-        counted = SLOClassCounters(aborted=int(request.aborted)) if verdict is None else _counted(request, verdict)
-        self._counts[slo_class.name] = self._counts.get(slo_class.name, SLOClassCounters()) + counted
+        self._ended.append((slo_class.name, request, verdict))
         return verdict
 
     def states(self) -> list[SLOClassState]:
+        """Return the counters of the classes in force. Only one thread may call it."""
+        while self._ended:
+            name, request, verdict = self._ended.popleft()
+            counted = SLOClassCounters(aborted=int(request.aborted)) if verdict is None else _counted(request, verdict)
+            self._counts[name] = self._counts.get(name, SLOClassCounters()) + counted
         return [SLOClassState(name=name, **dict(self._counts.get(name, SLOClassCounters()))) for name in self._classes]
 
 
