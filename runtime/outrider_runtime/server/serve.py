@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -31,11 +32,9 @@ from outrider_runtime.server.health import Phase, why_not_alive
 from outrider_runtime.server.request_traces import request_traces, trace_arguments, trace_environment
 from outrider_runtime.server.server_environment import server_environment
 from outrider_runtime.server.server_errors import StartupError
-from outrider_runtime.server.torch_backend import started_torch_engine
 from outrider_runtime.server.vllm_backend import parse_arguments, started_vllm
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
-from outrider_runtime.torch_engine.torch_environment import engine_environment
 from outrider_runtime.vllm_plugin.arguments import server_arguments
 from outrider_runtime.vllm_plugin.cause import cause
 from outrider_runtime.vllm_plugin.launch import (
@@ -47,6 +46,8 @@ from outrider_runtime.vllm_plugin.launch import (
 )
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError
 
+TORCH_BACKEND = "outrider_runtime.torch_engine.served_engine"
+"""Module of the Torch backend, by name: it is built on this package, which runs without it."""
 logger = logging.getLogger(__name__)
 
 
@@ -147,10 +148,11 @@ def _remedy(source: ModelSource) -> str:
 
 
 def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> int:
-    os.environ.update(engine_environment(serving.boot, os.environ))
+    backend = import_module(TORCH_BACKEND)
+    os.environ.update(backend.engine_environment(serving.boot, os.environ))
     os.environ.update(server_environment(os.environ, Path(serving.paths.run_dir)))
     server = _server(serving.boot.target.name, watch, listener, drain)
-    asyncio.run(server.serve(started_torch_engine(serving), listener))
+    asyncio.run(server.serve(backend.started_torch_engine(serving), listener))
     return server.exit_status
 
 

@@ -16,7 +16,7 @@ import pytest
 from outrider_runtime.local_manifest import load_local_service
 from outrider_runtime.server.engine_server import Drain, EngineServer
 from outrider_runtime.server.listeners import listen
-from outrider_runtime.server.torch_backend import ServedTorchEngine
+from outrider_runtime.torch_engine.served_engine import ServedTorchEngine
 
 MANIFEST = """
 apiVersion: outrider.dev/v1alpha1

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from outrider_runtime.server import request_timeouts
 from outrider_runtime.server.engine_server import Drain
-from outrider_runtime.server.torch_backend import MAX_HEADER_BYTES, ServedTorchEngine
+from outrider_runtime.torch_engine.served_engine import MAX_HEADER_BYTES, ServedTorchEngine
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

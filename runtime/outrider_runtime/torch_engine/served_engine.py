@@ -1,4 +1,4 @@
-"""Serves the bundled torch engine over HTTP."""
+"""Serves the bundled torch engine over HTTP: what `server.serve` takes from a backend."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from outrider_runtime.server.gate import App
 from outrider_runtime.server.loading_thread import in_daemon_thread
 from outrider_runtime.server.request_timeouts import with_head_timeout
 from outrider_runtime.server.server_errors import StartupError
+from outrider_runtime.torch_engine.torch_environment import engine_environment
 
 if TYPE_CHECKING:
     import uvicorn
 
     from outrider_runtime.torch_engine.thread import Client
+
+__all__ = ["MAX_HEADER_BYTES", "ServedTorchEngine", "engine_environment", "started_torch_engine"]
 
 MAX_HEADER_BYTES = 64 * 1024
 """h11, uvicorn's HTTP parser, has the same default."""
