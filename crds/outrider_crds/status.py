@@ -130,12 +130,13 @@ class Condition(Model):
 
 
 class Summary(Model):
-    """Strings for the printer columns."""
+    """Strings for the printer columns. One without a figure says why: idle, measuring, off, plain or unknown."""
 
     goodput: Text = ""
     """Tokens per second that reach users, over all pods."""
     speedup: Text = ""
-    """Goodput / goodput of the same pods without speculation; empty until it differs significantly from 1."""
+    """Goodput / goodput of the same pods without speculation; "near 1x" until it differs significantly from 1. Before
+    probes tell it, the speed-up that the pool's canary measured."""
     acceptance: Text = ""
     """Share of tried draft tokens that the target accepted."""
     slo: Text = ""

@@ -304,7 +304,7 @@ def test_printer_columns_show_the_figures(services: dict[str, Service], cluster:
     """`kubectl get specsvc` is the first thing that a user looks at."""
     service = services["good"]
     service.wait("SLOAttained", "True")
-    wait_for("goodput in the status", lambda: service.read()["status"]["summary"]["goodput"])
+    wait_for("goodput in the status", lambda: "tok/s" in service.read()["status"]["summary"]["goodput"])
     header, line = cluster.kubectl("get", "specsvc", "good", "-n", service.namespace).splitlines()
     assert header.split() == [
         "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO",

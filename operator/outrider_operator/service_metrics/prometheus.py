@@ -283,8 +283,8 @@ def _counters(rows: Rows, tpot_counts: Mapping[str, list[float]]) -> ServiceCoun
 def _followed_revisions(query: Query, offset: str) -> dict[Key, str]:
     """Service -> revision with most pods."""
     counts: dict[Key, tuple[float, str]] = {}
-    asked = f"count by ({_BY_SERVICE}, revision) ({_once('outrider_info', offset, 'revision')})"
-    for series in read_series(query(asked), ("revision",)):
+    counting = f"count by ({_BY_SERVICE}, revision) ({_once('outrider_info', offset, 'revision')})"
+    for series in read_series(query(counting), ("revision",)):
         key = _key(series)
         counts[key] = max(counts.get(key, (0.0, "")), (series.value, series.labels["revision"]))
     return {key: revision for key, (_, revision) in counts.items()}
@@ -293,7 +293,7 @@ def _followed_revisions(query: Query, offset: str) -> dict[Key, str]:
 def _once(metric: str, window: str, *own: str, function: str = "") -> str:
     """Query for a metric of each pod once, though several jobs scrape it: with a PodMonitor and by annotations.
 
-    A pod is told from others by its label pod; in services none of whose series has one by instance.
+    The label pod identifies a pod; in a service none of whose series has one, instance does.
     """
     by = ", ".join((*SERVICE_LABELS, *own))
     return (
@@ -324,8 +324,8 @@ def _most_gained(metric: MetricSpec, window: str, key: str, most: int, *more: st
 def _tpot_counts(query: Query, window: str) -> defaultdict[Key, dict[str, list[float]]]:
     """Observations per class and bucket of TPOT_BUCKETS_S, from Prometheus' cumulative buckets."""
     cumulative: defaultdict[tuple[Key, str], dict[float | None, float]] = defaultdict(dict)
-    asked = _most_gained(_TPOT, window, "slo_class", MOST_LABELLED * len(_BOUNDS_S), "le", suffix="_bucket")
-    for series in read_series(query(asked), ("slo_class", "le")):
+    counting = _most_gained(_TPOT, window, "slo_class", MOST_LABELLED * len(_BOUNDS_S), "le", suffix="_bucket")
+    for series in read_series(query(counting), ("slo_class", "le")):
         cumulative[_key(series), series.labels["slo_class"]][bucket(series.labels["le"])] = series.value
     counts: defaultdict[Key, dict[str, list[float]]] = defaultdict(dict)
     for (key, name), at_most in cumulative.items():

@@ -41,7 +41,7 @@ SERVICES = st.builds(
 
 @pytest.mark.parametrize("model", BY_NAME)
 def test_counter_by_name_has_the_label_of_its_group(model: Any) -> None:
-    """A query by class or drafter needs no list of labels beside the declaration."""
+    """A query by class or drafter needs no list of labels besides the declaration."""
     for name, field in model.model_fields.items():
         if any(hasattr(note, "bounds_s") for note in field.metadata):
             assert metric_of(model, name).labels[0] == model.METRICS.label
@@ -49,7 +49,7 @@ def test_counter_by_name_has_the_label_of_its_group(model: Any) -> None:
 
 @given(SERVICES, SERVICES)
 def test_growth_is_what_was_added(before: ServiceCounters, more: ServiceCounters) -> None:
-    """Of keys that were there before; and of all of them where nothing was before the first part."""
+    """Keys that were not there before are unknown, or were 0 where nothing was before the first part."""
     grown = before + more
     assert grown.since(before).since(ServiceCounters()) == grown.since(before)
     known = {name: counted for name, counted in more.drafters.items() if name in before.drafters}

@@ -11,6 +11,7 @@ from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_a
 from outrider_operator.decide.figures import status_figures
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.demand import demand
+from outrider_operator.decide.figures.printer_columns import summary
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.unreachable_pods import explained, why_unreachable
@@ -34,15 +35,18 @@ def figures(world: World, intent: Intent) -> Outcome:
         status={
             "drafts": status_figures.drafts(behaviour, spec, intent.profiles),
             "adapters": adapter_statuses(spec, behaviour),
-            **({} if behaviour.between_windows else _window_figures(behaviour, intent)),
+            **_window_figures(behaviour, intent),
         },
     )
 
 
 def _window_figures(behaviour: MeasuredBehaviour, intent: Intent) -> dict[str, Any]:
     spec, current = intent.spec, behaviour.windows.current
+    columns = {"summary": summary(spec, behaviour)}
+    if behaviour.between_windows:
+        return {} if behaviour.last_status.summary is not None else columns
     return {
-        "summary": status_figures.summary(spec, current),
+        **columns,
         "goodput": status_figures.goodput(current),
         "slo_classes": status_figures.slo_classes(spec, current),
         "demand": demand(spec, current, intent.profiles),

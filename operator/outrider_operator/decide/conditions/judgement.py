@@ -18,6 +18,7 @@ from outrider_operator.decide.figures.samples import (
     LEAST_PROBES,
     LEAST_REQUESTS,
     LEAST_TOKENS,
+    USED_SHARE,
     Speedup,
     attainment,
     speedup,
@@ -26,8 +27,6 @@ from outrider_operator.decide.figures.samples import (
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.decide.verdict import Verdict, false, true, unknown
 
-USED_SHARE = 0.05
-"""Least share of (request, step) pairs from which speculation counts as used. Exploration alone takes 1%."""
 _STILL_USED_SHARE = 0.025
 """Lower threshold for a condition that is True: a load near the crossover must not flip it at every reconcile."""
 

@@ -13,6 +13,8 @@ LEAST_TOKENS = 50
 """Tokens that a window needs before its goodput or acceptance rate counts."""
 LEAST_REQUESTS = 10
 """Finished requests of a class that a window needs before its attainment counts."""
+USED_SHARE = 0.05
+"""Least share of (request, step) pairs from which speculation counts as used. Exploration alone takes 1%."""
 LEAST_PROBES = 3
 """Probes that a speed-up needs: two may both be wrong by as much as machines drift."""
 QUANTILES = (4.53, 3.31, 2.87, 2.65, 2.52, 2.43, 2.37, 2.32, 2.28)

@@ -1,16 +1,16 @@
-"""Figures in the status: goodput, SLO classes, drafts, and the texts of the printer columns."""
+"""Figures in the status: goodput, SLO classes, drafts."""
 
 from __future__ import annotations
 
 from outrider_crds.counters import TPOT_BUCKETS_S, DrafterCounters
 from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import DraftStatus, GoodputStatus, SLOClassStatus, Summary
+from outrider_crds.status import DraftStatus, GoodputStatus, SLOClassStatus
 
 from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import bytes_text, percentile_s, rounded, three_digits, time_text
-from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
+from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, speedup
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
 
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
@@ -31,19 +31,6 @@ def goodput(figures: WindowCounts | None) -> GoodputStatus | None:
     )
 
 
-def summary(spec: SpeculativeServiceSpec, figures: WindowCounts | None) -> Summary | None:
-    if figures is None:
-        return None
-    gain = _significant_speedup(figures)
-    tried, accepted = figures.gained.tried, figures.gained.accepted
-    return Summary(
-        goodput=f"{three_digits(figures.gained.output_tokens / figures.window_s)} tok/s",
-        speedup=f"{three_digits(gain.value)}x" if gain else "",
-        acceptance=f"{three_digits(100 * accepted / tried)}%" if tried >= LEAST_TOKENS else "",
-        slo=_worst_class(spec, figures),
-    )
-
-
 def _significant_speedup(figures: WindowCounts) -> Speedup | None:
     """The speed-up of a window with traffic; None until it differs significantly from 1."""
     gain = speedup(figures) if figures.gained.output_tokens >= LEAST_TOKENS else None
@@ -58,19 +45,6 @@ def drafts(
     behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
 ) -> list[DraftStatus]:
     return [_draft(behaviour, profiles, drafter.name) for drafter in spec.draft_pool]
-
-
-def _worst_class(spec: SpeculativeServiceSpec, figures: WindowCounts) -> str:
-    """The class furthest below (or least above) its objective."""
-    shares = [
-        (100 * share - slo.objective_percent, slo.name, share)
-        for slo in spec.slo_classes
-        if (share := attainment(figures, slo.name)) is not None
-    ]
-    if not shares:
-        return ""
-    _, name, share = min(shares)
-    return f"{three_digits(100 * share)}% {name}"
 
 
 def _slo_class(name: str, figures: WindowCounts | None) -> SLOClassStatus:

@@ -12,10 +12,11 @@ from outrider_crds.runtime_state import (
 )
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
+from outrider_operator.decide import decide
 from outrider_operator.decide.conditions.status_changes import status_write
 
 from tests.unit.operator.decide.window_counts import drafter, slo_class, window_counts
-from tests.unit.operator.decide.world import World, manifest
+from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
 
 def figures(**fields: Any) -> WindowCounts:
@@ -135,7 +136,7 @@ def test_a_loss_within_noise_is_no_loss(serving: World, kind: C) -> None:
     status = serving.observed().status
     assert status.summary is not None
     assert status.goodput is not None
-    assert (status.summary.speedup, status.goodput.speedup, status.goodput.speedup_range) == ("", "", "")
+    assert (status.summary.speedup, status.goodput.speedup, status.goodput.speedup_range) == ("near 1x", "", "")
 
 
 def test_speed_up_needs_three_probes(serving: World) -> None:
@@ -282,6 +283,51 @@ def test_the_printer_columns_name_the_worst_class() -> None:
     assert summary.slo == "91% chat"
     assert (goodput.baseline_tokens_per_second, goodput.pods, goodput.window) == ("66.7", "1/1", "60s")
     assert world.observed().status.slo_classes[0].tpot_p50.endswith("ms")
+
+
+@pytest.mark.parametrize(
+    ("window", "columns"),
+    [
+        (None, ("measuring", "measuring", "measuring", "measuring")),
+        (QUIET, ("0.05 tok/s", "idle", "66.7%", "idle")),
+        (figures(probes=0, weight=0, weighted_ratio=0), ("100 tok/s", "measuring", "66.7%", "99% chat")),
+        (
+            figures(drafters={"pld": drafter(1, 0, 1)}, probes=0, weight=0, weighted_ratio=0, slo_classes={}),
+            ("100 tok/s", "plain", "measuring", "measuring"),
+        ),
+    ],
+    ids=["first minute", "quiet", "few probes", "plain decoding"],
+)
+def test_column_without_a_figure_says_why(
+    serving: World, window: WindowCounts | None, columns: tuple[str, str, str, str]
+) -> None:
+    """Bug: after a promotion SPEEDUP, ACCEPTANCE and SLO were empty for minutes, and nothing said why."""
+    measured(serving, window, window)
+    summary = serving.observed().status.summary
+    assert summary is not None
+    assert (summary.goodput, summary.speedup, summary.acceptance, summary.slo) == columns
+
+
+def test_speed_up_of_a_promoted_pool_is_its_canary_s_until_probes_tell_it(serving: World) -> None:
+    """Bug: the canary had just measured +24.5%, and the column was empty."""
+    (state,) = serving.states.values()
+    arms = [{"name": "stable", "speedup": "1.1"}, {"name": "candidate", "speedup": "1.37"}]
+    rollout = {"phase": "Successful", "candidate": state.revision, "stable": "old", "arms": arms}
+    serving.services["chat"]["status"]["rollout"] = rollout
+    few = figures(probes=1)
+    serving.figures = FigureWindows(few, few)
+    assert _speedup_column(serving) == "1.37x in canary"
+    serving.figures = FigureWindows(GOOD, GOOD)
+    assert _speedup_column(serving) == "1.5x"
+    rollout["candidate"] = "of another pool"
+    serving.figures = FigureWindows(few, few)
+    assert _speedup_column(serving) == "measuring"
+
+
+def _speedup_column(world: World) -> str:
+    summary = decide(world.observed(), SETTINGS).status.summary
+    assert summary is not None
+    return summary.speedup
 
 
 def test_an_infeasible_slo_names_the_best_value() -> None:
