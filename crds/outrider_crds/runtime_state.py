@@ -15,14 +15,8 @@ from pydantic import Field
 
 from outrider_crds.base import Model
 from outrider_crds.contract import Contract
-from outrider_crds.counters import (
-    AdapterCounters,
-    ArmCounters,
-    Counters,
-    DrafterCounters,
-    SLOClassCounters,
-    StepCounters,
-)
+from outrider_crds.counter_sums import Counters
+from outrider_crds.counters import AdapterCounters, ArmCounters, DrafterCounters, SLOClassCounters, StepCounters
 from outrider_crds.metrics import Group, Labelled, Metric
 from outrider_crds.texts import Message, Text
 

@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
-from outrider_crds.counters import ArmCounters, Count
+from outrider_crds.counter_sums import Count
+from outrider_crds.counters import ArmCounters
 from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.texts import Message, Text
 

@@ -16,10 +16,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from outrider_crds.counter_sums import Counters
 from outrider_crds.counters import (
     TPOT_BUCKETS_S,
     AdapterCounters,
-    Counters,
     DrafterCounters,
     HistogramState,
     SLOClassCounters,

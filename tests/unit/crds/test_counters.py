@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.counters import (
-    MOST_COUNTED,
-    AdapterCounters,
-    ArmCounters,
-    DrafterCounters,
-    HistogramState,
-    SLOClassCounters,
-)
+from outrider_crds.counter_sums import MOST_COUNTED
+from outrider_crds.counters import AdapterCounters, ArmCounters, DrafterCounters, HistogramState, SLOClassCounters
 from outrider_crds.metrics import metric_of
 from outrider_crds.runtime_state import DrafterReport, ServiceCounters
 

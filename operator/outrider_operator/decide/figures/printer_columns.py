@@ -63,7 +63,7 @@ def _of_canary(behaviour: MeasuredBehaviour) -> str:
 
 
 def _acceptance(spec: SpeculativeServiceSpec, figures: WindowCounts) -> str:
-    """Of the window; where that tried few tokens, of the longer one."""
+    """Acceptance rate in the window; where that tried few tokens, in the longer one."""
     if _is_off(spec):
         return OFF
     for counted in (figures.gained, figures.rare):

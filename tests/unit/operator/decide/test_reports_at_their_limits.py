@@ -71,8 +71,7 @@ def reporting(observed: Observed, report: dict[str, Any]) -> Observed:
 
 
 def fresh(state: RuntimeState) -> dict[str, Any]:
-    told = ("service", "namespace", "revision", "config_hash", "started_at", "reported_at", "ready", "plugin_active")
-    return {name: getattr(state, name) for name in told}
+    return {name: getattr(state, name) for name, field in RuntimeState.model_fields.items() if field.is_required()}
 
 
 @pytest.mark.parametrize("world", [served, canary_measuring])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from outrider_crds.counters import MOST_COUNTED, ArmCounters
+from outrider_crds.counter_sums import MOST_COUNTED
+from outrider_crds.counters import ArmCounters
 from outrider_operator.decide.canary.arms import Arms
 from outrider_operator.decide.canary.judge import CanaryVerdict, gain, half_width, judge
 
