@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider_operator.validation.reading import text, unix_seconds
+
 Entry = dict[str, Any]
 """An item of metadata.managedFields."""
 
@@ -28,7 +30,7 @@ def claimed(entries: Sequence[Entry], manager: str) -> list[Entry] | None:
 def newest_writer(entries: Sequence[Entry], *path: str) -> str:
     """Manager of the newest entry that has the field at `path`; empty if none has it."""
     writers = [entry for entry in entries if _has(entry.get("fieldsV1"), path)]
-    newest = max(writers, key=lambda entry: str(entry.get("time", "")), default={})
+    newest = max(writers, key=lambda entry: unix_seconds(text(entry, "time")) or 0.0, default={})
     return str(newest.get("manager") or "")
 
 

@@ -67,6 +67,9 @@ def test_writer_is_the_manager_of_the_newest_entry_with_the_field() -> None:
     assert newest_writer(entries, "spec", "replicas") == HPA
     assert newest_writer(entries[2:], "spec", "replicas") == ""
     assert newest_writer([{**entries[1], "manager": None}], "spec", "replicas") == ""
+    offset = _entry(GIT, "2026-11-20T13:00:00+02:00", **{"f:replicas": {}})
+    noon = _entry(HPA, "2026-11-20T12:00:00Z", **{"f:replicas": {}})
+    assert newest_writer([offset, noon], "spec", "replicas") == HPA, "times, not texts"
 
 
 def test_cache_keeps_the_writer_and_no_managed_fields() -> None:
