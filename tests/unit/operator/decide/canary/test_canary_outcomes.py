@@ -105,7 +105,7 @@ def test_a_way_back_is_not_measured() -> None:
 
 
 def test_other_changes_wait_while_a_failed_pool_is_in_the_spec() -> None:
-    """docs/how-to/roll-out-a-draft.md promises both."""
+    """docs/explanation/draft-canaries.md promises both."""
     world = under_way()
     stable = world.revision()
     world.measure_arms(1000, LOSS)
