@@ -138,15 +138,8 @@ class ServiceController:
             logger.warning("Lost the Lease, so this operator stops working until it holds it again")
 
     async def _work(self) -> None:
-        settings = self._settings
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)  # nothing of a former leadership is left in it
-        self._watches = Watches(
-            self._api,
-            self._cache,
-            settings.watch_namespaces,
-            settings.watch_nodes,
-            shared_profiles=settings.namespace if settings.profiling_shared_from else "",
-        )
+        self._watches = Watches(self._api, self._cache, self._settings)
         async with asyncio.TaskGroup() as group:
             workers = {f"worker {number}": partial(self._worker, group) for number in range(1, WORKERS + 1)}
             tasks = {**self._watches.tasks(), **self._measurements.tasks(), "collector": gc_freeze.run}

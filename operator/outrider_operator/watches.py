@@ -21,6 +21,7 @@ from outrider_operator.cluster_model import (
     SHARED_PROFILE,
     Object,
 )
+from outrider_operator.configuration import OperatorSettings
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, STATEFUL_SET, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.operator_metrics import telemetry
@@ -58,24 +59,15 @@ def _selector(kind: ResourceKind) -> str:
 class Watches:
     """The loops over services, children (by label) and, if RBAC allows, nodes."""
 
-    def __init__(
-        self,
-        api: KubernetesApi,
-        cache: ObjectCache,
-        namespaces: tuple[str, ...],
-        watch_nodes: bool,
-        *,
-        shared_profiles: str = "",
-    ) -> None:
-        """shared_profiles: namespace of the profiles that all namespaces use; empty: none."""
-        scopes: tuple[str | None, ...] = namespaces or (None,)
+    def __init__(self, api: KubernetesApi, cache: ObjectCache, settings: OperatorSettings) -> None:
         self._loops = []
-        for scope in scopes:
+        for scope in settings.watch_namespaces or (None,):
             children = (Watch(api, cache, kind, scope, _selector(kind)) for kind in CHILDREN)
             self._loops += [Watch(api, cache, SERVICE, scope), *children]
-        if shared_profiles and namespaces and shared_profiles not in namespaces:
-            self._loops.append(Watch(api, cache, CONFIG_MAP, shared_profiles, SHARED_PROFILE_SELECTOR))
-        if watch_nodes:
+        elsewhere = settings.watch_namespaces and settings.namespace not in settings.watch_namespaces
+        if settings.profiling_shared_from and elsewhere:
+            self._loops.append(Watch(api, cache, CONFIG_MAP, settings.namespace, SHARED_PROFILE_SELECTOR))
+        if settings.watch_nodes:
             self._loops.append(Watch(api, cache, NODE, None))
 
     def tasks(self) -> Mapping[str, Callable[[], Awaitable[None]]]:

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import ObjectCache
+from outrider_operator.configuration import OperatorSettings
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.operator_metrics import telemetry
@@ -123,7 +124,7 @@ async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
     application.router.add_get("/{path:.*}", answer)
     async with TestServer(application) as server:
         api = KubernetesApi(Configuration(host=str(server.make_url("")).rstrip("/")))
-        watches = Watches(api, ObjectCache(), ("a", "gone"), watch_nodes=False)
+        watches = Watches(api, ObjectCache(), OperatorSettings(watch_namespaces=("a", "gone"), watch_nodes=False))
         loops = [asyncio.ensure_future(run()) for run in watches.tasks().values()]
         await asyncio.wait_for(watches.listed(), 50)
         assert watches.knows("a")
@@ -136,17 +137,17 @@ async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "own", "further"),
-    [(("a",), "system", {"configmaps in system"}), (("a", "system"), "system", set[str]()), (("a",), "", set[str]())],
+    ("namespaces", "trusted", "further"),
+    [(("a",), ("a",), {"configmaps in system"}), (("a", "system"), ("a",), set[str]()), (("a",), (), set[str]())],
 )
 def test_shared_profiles_are_watched_where_nothing_else_is(
-    namespaces: tuple[str, ...], own: str, further: set[str]
+    namespaces: tuple[str, ...], trusted: tuple[str, ...], further: set[str]
 ) -> None:
     """The operator's own namespace is usually none of watchNamespaces."""
-    api = KubernetesApi(Configuration())
-    plain = Watches(api, ObjectCache(), namespaces, watch_nodes=False)
-    sharing = Watches(api, ObjectCache(), namespaces, watch_nodes=False, shared_profiles=own)
-    assert set(sharing.tasks()) - set(plain.tasks()) == {f"watch of {name}" for name in further}
+    plain = OperatorSettings(namespace="system", watch_namespaces=namespaces)
+    sharing = plain.model_copy(update={"profiling_shared_from": trusted})
+    before, after = (Watches(KubernetesApi(Configuration()), ObjectCache(), it).tasks() for it in (plain, sharing))
+    assert set(after) - set(before) == {f"watch of {name}" for name in further}
 
 
 async def test_config_maps_are_watched_by_their_metadata() -> None:
