@@ -121,7 +121,7 @@ def status_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     head = [
         ("service", f"{service['metadata']['namespace']}/{service['metadata']['name']}"),
         ("target", spec["target"]["name"]),
-        ("pods", f"{status.get('readyReplicas', 0)} of {spec.get('replicas', 1)} ready, "
+        ("pods", f"{status.get('readyReplicas', 0)} ready (spec: {spec.get('replicas', 1)}), "
                  f"{status.get('updatedReplicas', 0)} of the spec's revision"),
         ("image", status.get("runtimeImage", "")),
         ("goodput", summary.get("goodput", "")),

@@ -53,7 +53,7 @@ def _screen(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_status_is_one_screen_with_each_condition(service: World, capsys: pytest.CaptureFixture[str]) -> None:
     screen = _screen(capsys, "status", "chat")
-    assert "1 of 1 ready" in screen
+    assert "1 ready (spec: 1)" in screen
     for condition in service.services["chat"]["status"]["conditions"]:
         assert f"{condition['type']} " in screen
     assert len(screen.splitlines()) < 40
