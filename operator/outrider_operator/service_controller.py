@@ -241,7 +241,7 @@ class ServiceController:
 def _release(queue: WorkQueue, key: Key, reconcile: asyncio.Task[None]) -> None:
     queue.release(key)
     if reconcile.cancelled():
-        queue.add(key)  # if not the Lease was lost but something within the reconcile was cancelled
+        queue.add(key)  # unless the Lease is lost, something that the reconcile waited for was cancelled
 
 
 def _prometheus(settings: OperatorSettings) -> PrometheusFigures | None:
