@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from outrider_runtime.finite_weights import not_finite
 from outrider_runtime.model_config import gguf_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 
@@ -32,7 +33,10 @@ class Weights:
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Remove and return a tensor, converted and on the device. Raises when it is missing or has another shape."""
+        """Remove and return a tensor, converted and on the device.
+
+        Raises when it is missing, has another shape, or holds numbers that are not finite.
+        """
         tensor = self._tensors.pop(name, None)
         if tensor is None:
             raise UnsupportedModelError(
@@ -43,6 +47,9 @@ class Weights:
                 f"{self._source}: the tensor {name} has shape {list(tensor.shape)}; config.json implies {list(shape)}"
             )
         taken = tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+        numbers = not_finite(taken)
+        if numbers:
+            raise UnsupportedModelError(f"{self._source}: the tensor {name} has {numbers}: train or save it again")
         self.taken_bytes += taken.nbytes
         return taken
 

@@ -14,7 +14,7 @@ Worker:
 - `gpu_worker`, `cpu_worker`, `worker`, `runner`, `adapters`, `graph_lengths`, `device_ranking`: vLLM's step, timed.
 - `speculator`, `pool_members`, `drafting_step`, `proposed`, `agreement`, `memory`, `draft_room`: the pool, which
   carries out orders.
-- `finite_weights`, `broken_answers` (engine core): find what is not finite, and end the requests that it reaches.
+- `broken_answers` (engine core): ends requests that are not finite, see `outrider_runtime.finite_weights`.
 - `draft_model_member`, `eagle_head`, `mtp_head`, `block_draft`, `prompt_lookup_member`, `sparse_self_member`: its
   members.
 - `confident`, `reads_layers`, `layer_names`, `whole_weights`, `short_tables`, `block_edges`: parts that members share.

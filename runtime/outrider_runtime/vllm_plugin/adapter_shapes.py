@@ -16,7 +16,7 @@ from safetensors import safe_open
 from vllm.lora.utils import is_base_embedding_weights
 from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
 
-from outrider_runtime.vllm_plugin.finite_weights import not_finite
+from outrider_runtime.finite_weights import not_finite
 from outrider_runtime.vllm_plugin.patches import ADAPTER_LOADER, put
 
 SAFETENSORS_FILE = "adapter_model.safetensors"

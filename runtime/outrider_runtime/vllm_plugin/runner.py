@@ -15,13 +15,13 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOu
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import cudagraph_utils
 
+from outrider_runtime.finite_weights import broken_requests, refuse_broken_target, state_sums
 from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin import draft_room, patches
 from outrider_runtime.vllm_plugin.adapters import RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import among, check_same_pool
 from outrider_runtime.vllm_plugin.device_ranking import DeviceRanking, Verified, device_ranks
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
-from outrider_runtime.vllm_plugin.finite_weights import broken_requests, refuse_broken_target, state_sums
 from outrider_runtime.vllm_plugin.graph_lengths import any_length_fits, capture_every_length, verification
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import load_plan, note_failure

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider_runtime.finite_weights import refuse_not_finite
 from outrider_runtime.vllm_plugin import patches
-from outrider_runtime.vllm_plugin.finite_weights import refuse_not_finite
 
 NOTHING: dict[str, str] = {}
 FROM_TARGET = {"embed_tokens": "has_own_embed_tokens", "lm_head": "has_own_lm_head"}

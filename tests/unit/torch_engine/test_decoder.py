@@ -143,6 +143,17 @@ def test_weights_of_other_model_are_refused_by_tensor(tmp_path: Path) -> None:
         CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
+def test_weights_that_are_not_finite_are_refused_by_tensor(tmp_path: Path) -> None:
+    """They were served: each answer was empty, or each proposal was in vain."""
+    write_model(tmp_path, model_type="llama")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=r"the tensor model\.norm\.weight has NaN"):
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)
+
+
 @pytest.mark.parametrize(
     ("family", "gone"),
     [

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from outrider_runtime.vllm_plugin.finite_weights import (
+from outrider_runtime.finite_weights import (
     broken_requests,
     not_finite,
     refuse_broken_target,
