@@ -20,11 +20,16 @@ from outrider_operator.validation.reading import (
 )
 
 
-def pod_of(job: Object, pods: Iterable[Object]) -> Object | None:
-    """The Job's newest pod."""
+def pods_of_job(job: Object, pods: Iterable[Object]) -> list[Object]:
+    """The Job's pods, the newest first."""
     mine = [pod for pod in pods if label(pod, JOB_NAME_LABEL) == name_of(job)]
     mine = [pod for pod in mine if label(pod, "batch.kubernetes.io/controller-uid") in ("", uid_of(job))]
-    return max(mine, key=created_s, default=None)
+    return sorted(mine, key=created_s, reverse=True)
+
+
+def pod_of(job: Object, pods: Iterable[Object]) -> Object | None:
+    """The Job's newest pod."""
+    return next(iter(pods_of_job(job, pods)), None)
 
 
 def is_finished(job: Object) -> bool:
@@ -33,20 +38,21 @@ def is_finished(job: Object) -> bool:
 
 
 def is_done(job: Object, pod: Object | None, container: str) -> bool:
-    """Has the work of `job` ended? A sidecar that is no native one keeps a pod running, and its Job active, for ever.
-
-    A pod without one ends by itself. A pod that its node or an eviction ends is made again, so its end does not count.
-    """
-    statuses = items(pod, "status", "containerStatuses")
-    is_held = bool(ended(pod, container)) and any("running" in mapping(status, "state") for status in statuses)
+    """Has the work of `job` ended? A pod that its node or an eviction ends is made again, so its end does not count."""
     is_ending = pod is not None and (is_being_deleted(pod) or is_true(pod, "DisruptionTarget"))
-    return is_finished(job) or (is_held and not is_ending)
+    return is_finished(job) or (is_held(pod, container) and not is_ending)
 
 
-def has_succeeded(job: Object, pod: Object | None, container: str) -> bool:
-    if is_finished(job):
-        return is_true(job, "Complete")
-    return is_done(job, pod, container) and ended(pod, container).get("exitCode") == 0
+def is_held(pod: Object | None, container: str) -> bool:
+    """Has the Job's container ended, and do others keep the pod from it? A sidecar that is no native one keeps it
+    running, and its Job active, for ever, or makes it fail, and the Job repeat it. A pod without any ends by itself."""
+    end, statuses = ended(pod, container), items(pod, "status", "containerStatuses")
+    is_kept = any("running" in mapping(status, "state") for status in statuses)
+    return bool(end) and (is_kept or (text(pod, "status", "phase") == "Failed" and end.get("exitCode") == 0))
+
+
+def has_succeeded(job: Object, pods: Iterable[Object], container: str) -> bool:
+    return is_true(job, "Complete") or any(ended(pod, container).get("exitCode") == 0 for pod in pods)
 
 
 def why_failed(job: Object) -> str:

@@ -24,7 +24,7 @@ from outrider_operator.cluster_model import (
     ServiceIdentity,
 )
 from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.job_pods import has_succeeded, is_done, is_finished, pod_of, why_failed
+from outrider_operator.decide.job_pods import has_succeeded, is_done, is_held, pods_of_job, why_failed
 from outrider_operator.decide.outcome import Outcome
 from outrider_operator.decide.ownership import owner_reference
 from outrider_operator.decide.pod_spec.job import job_document, job_pod
@@ -43,6 +43,7 @@ from outrider_operator.validation.reading import (
     ended,
     integer,
     is_being_deleted,
+    is_true,
     items,
     last_lines,
     name_of,
@@ -126,11 +127,13 @@ def prefetch_of(world: World, desired: DesiredState) -> Prefetch | None:
 
 def _seen(world: World, prefetch: Prefetch, job: Object, is_of_these_settings: bool) -> Prefetch:
     """`prefetch` with what its Job has done. A Job of other settings is made again if it failed, or has not begun."""
-    pod = pod_of(job, world.observed.prefetch_pods)
+    pods = pods_of_job(job, world.observed.prefetch_pods)
+    if has_succeeded(job, pods, DOWNLOADER):
+        # What a sidecar keeps from being complete tells what is there only until the models have pods.
+        is_kept = not is_true(job, "Complete") and any(is_held(pod, DOWNLOADER) for pod in pods)
+        return replace(prefetch, job=job, phase=DownloadPhase.COMPLETE, is_obsolete=is_kept and not prefetch.is_due)
+    pod = next(iter(pods), None)
     has_begun, has_ended = text(pod, "status", "phase") in ("Running", "Succeeded"), is_done(job, pod, DOWNLOADER)
-    if has_succeeded(job, pod, DOWNLOADER):
-        is_held = not is_finished(job)  # by a sidecar; its pod tells what is there until the models have pods
-        return replace(prefetch, job=job, phase=DownloadPhase.COMPLETE, is_obsolete=is_held and not prefetch.is_due)
     if has_ended and is_of_these_settings:
         phase, why = DownloadPhase.FAILED, _why_failed(prefetch, job, pod)
     else:

@@ -199,11 +199,22 @@ def test_download_that_ends_leaves_its_job_as_the_record() -> None:
     world.finish_job(NAME, "")
     job(world).pop("status")
     world.job_pods[NAME]["status"]["phase"] = "Running"
-    world.reconcile()
-    assert phase(world) == "Downloading"
-    world.finish_job(NAME, "")
-    world.serve()
+    world.settle()
+    world.roll_out()
+    world.settle()
     assert phase(world) == "Complete"
+
+
+def test_download_counts_although_a_sidecar_failed_its_pod() -> None:
+    """The Job downloads again, and failed in the end; so did the service."""
+    world = started()
+    world.finish_job(NAME, "")
+    world.job_pods[NAME]["status"]["phase"] = "Failed"
+    job(world)["status"]["conditions"][0]["type"] = "Failed"
+    world.reconcile()
+    assert phase(world) == "Complete"
+    world.serve()
+    assert (JOB, NAME) not in world.objects, "its pods, which tell so, may go at any time"
 
 
 def test_download_that_fails_with_a_sidecar_says_why() -> None:
