@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -140,9 +140,15 @@ def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[tuple[float, int, 
             continue
         try:
             at, prompt, output = cells
-            row = datetime.fromisoformat(at.strip()[:26]).timestamp(), int(prompt), int(output)
+            row = _unix_s(at.strip()), int(prompt), int(output)
         except ValueError as error:
             raise SimulationError(f"{path}, line {number}: a row is {','.join(TRACE_HEADER)}; {error}") from error
         if not 1 <= min(row[1:]) <= max(row[1:]) <= MOST_TOKENS:
             raise SimulationError(f"{path}, line {number}: a request has 1 to {MOST_TOKENS} tokens in, and so many out")
         yield row
+
+
+def _unix_s(text: str) -> float:
+    """Unix seconds of a time with or without an offset. Without one it is UTC, whatever the machine's zone is."""
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import Object
+from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
 from outrider_operator.decide.concerns.rollout_view import RolloutView
 from outrider_operator.decide.conditions.canary import canary_progressing, canary_updated
 from outrider_operator.decide.conditions.downloads import models_progressing, models_updated
@@ -15,7 +15,7 @@ from outrider_operator.decide.pod_states import Pods, revision_of
 from outrider_operator.decide.pod_troubles import scheduler_says
 from outrider_operator.decide.revisions import Revision
 from outrider_operator.decide.verdict import Verdict, false, true
-from outrider_operator.validation.reading import cut, dig, integer, name_of, text
+from outrider_operator.validation.reading import cut, dig, integer, items, name_of, text
 
 _MOST_NAMED = 4
 
@@ -179,8 +179,16 @@ def _waiting_for_profile(desired: DesiredState) -> str:
 def _counts(rollout: RolloutView, revision: Revision) -> str:
     pods = rollout.pods
     new = sum(revision_of(pod) == revision.name for pod in pods.ready)
-    why = pods.why_not_ready(revision.name).rstrip(".") or (
-        "The others follow once it reports its drafters" if new and rollout.desired.gate.is_closed(revision) else ""
-    )
+    why = pods.why_not_ready(revision.name).rstrip(".") or _why_no_more(rollout, revision, new)
     start = f"{new} of {rollout.desired.replicas} pods of revision {revision.name} are ready"
     return f"{start}. {why}." if why else f"{start}."
+
+
+def _why_no_more(rollout: RolloutView, revision: Revision, new: int) -> str:
+    """Why no further pod of `revision` gets ready although none is in trouble; empty if nothing is known."""
+    workload = rollout.workload or {}
+    if workload.get("kind") == LEADER_WORKER_SET and not items(workload, "status", "conditions"):
+        return f"No controller has looked at LeaderWorkerSet {name_of(workload)} yet: is LWS running?"
+    if new and rollout.desired.gate.is_closed(revision):
+        return "The others follow once it reports its drafters"
+    return ""

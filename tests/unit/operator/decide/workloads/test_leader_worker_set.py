@@ -101,6 +101,16 @@ def test_groups_take_the_place_of_the_deployment() -> None:
     assert world.groups()["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
 
 
+def test_groups_that_no_controller_looked_at_are_told() -> None:
+    """The CRD without its controller: the rollout moved for ever, and no word told why."""
+    world = Groups(manifest(**NODES))
+    world.settle()
+    assert "is LWS running?" in world.condition(C.PROGRESSING).message
+    world.form(ready=False)
+    world.settle()
+    assert "is LWS running?" not in world.condition(C.PROGRESSING).message
+
+
 def test_workers_are_behind_no_service() -> None:
     """The Service and the scale selector select leaders: a worker answers no request."""
     world = Groups(manifest(**NODES))
