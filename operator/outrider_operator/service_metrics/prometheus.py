@@ -45,8 +45,8 @@ LEAST_SCRAPES = 3
 MOST_LABELLED = 16
 """Drafters or classes per service that a query returns: twice the limit of the spec, since pods of the last revision
 count, too. A faulty pod may export any number."""
-_MOST_SERIES = {"adapters": 2 * MOST_ADAPTERS}
 _BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
+_MOST_SERIES = {"adapters": 2 * MOST_ADAPTERS, "tpot": MOST_LABELLED * len(_BOUNDS_S)}
 _NOTHING = "no outrider_* metrics of this service, with its namespace in the label namespace that the scrape sets"
 _BY_SERVICE = ", ".join(SERVICE_LABELS)
 
@@ -62,8 +62,11 @@ class _Counter:
     field: str
     name: str
     metric: MetricSpec
-    key: str
-    """Label with the key; empty: it has none."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Label with the key in the field, if it has one."""
+        return (self.metric.group.label,) if self.metric.group.label else ()
 
     @property
     def of_every_revision(self) -> bool:
@@ -87,15 +90,12 @@ _NEEDED: Mapping[str, Collection[str]] = {
     "slo_classes": ("finished", "attained", "aborted"),
     "adapters": ("tried", "accepted", "finished", "attained"),
 }  # fmt: skip
-_TPOT = metric_of(SLOClassCounters, "tpot")
 _COUNTERS = [
-    _Counter(field, name, metric_of(_FIELDS[field], name), metric_of(_FIELDS[field], name).group.label)
-    for field, names in _NEEDED.items()
-    for name in names
+    _Counter(field, name, metric_of(_FIELDS[field], name)) for field, names in _NEEDED.items() for name in names
 ]
-_OF_ALL_PODS = [counter for counter in _COUNTERS if counter.of_every_revision]
+_OF_WINDOW = [counter for counter in _COUNTERS if counter.field != "speedup" and counter.name != "speculative_steps"]
 _RARE = [counter for counter in _COUNTERS if not counter.of_every_revision]
-_OF_REVISION = [counter for counter in _RARE if counter.field != "speedup" and counter.name != "speculative_steps"]
+_TPOT = _Counter("slo_classes", "tpot", metric_of(SLOClassCounters, "tpot"))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class PrometheusFigures:
             await asyncio.sleep(QUERY_EVERY_S)
 
     async def ask(self) -> None:
-        """Run one round of queries in a thread, since the library blocks."""
+        """Run one round of queries in a thread with a client of its own: to parse the series of a thousand services on
+        the event loop would hold up aiohttp, which polls the pods there."""
         try:
             self._windows = await asyncio.to_thread(self._ask)
             self._error = ""
@@ -219,10 +220,8 @@ def _window(query: Query, window_s: float, offset: str) -> dict[Key, WindowCount
     """Counts of every service in the window that ended `offset` ago."""
     window, long_window = f"[{window_s:.0f}s]{offset}", f"[{RARE_WINDOWS * window_s:.0f}s]{offset}"
     revisions = _followed_revisions(query, offset)
-    gained = _rows(query, _OF_ALL_PODS, window)
-    for key, rows in _rows_of_revision(query, _OF_REVISION, window, revisions).items():
-        gained[key].update(rows)
-    rare = _rows_of_revision(query, _RARE, long_window, revisions)
+    gained = _rows(query, _OF_WINDOW, window, revisions)
+    rare = _rows(query, _RARE, long_window, revisions)
     tpot = _tpot_counts(query, window)
     answered = read_series(query(f"count by ({_BY_SERVICE}) ({_once('outrider_ready', offset)})"))
     return {
@@ -234,32 +233,18 @@ def _window(query: Query, window_s: float, offset: str) -> dict[Key, WindowCount
 
 
 def _rows(
-    query: Query, counters: Iterable[_Counter], window: str
-) -> defaultdict[Key, dict[tuple[str, str, str], float]]:
-    """Growth of each service's counters, summed over its pods."""
-    gained: defaultdict[Key, dict[tuple[str, str, str], float]] = defaultdict(dict)
-    for counter in counters:
-        most = _MOST_SERIES.get(counter.field, MOST_LABELLED)
-        for series in read_series(query(_most_gained(counter.metric, window, counter.key, most)), _labels(counter)):
-            gained[_key(series)][counter.field, series.labels.get(counter.key, ""), counter.name] = series.value
-    return gained
-
-
-def _rows_of_revision(
     query: Query, counters: Iterable[_Counter], window: str, revisions: Mapping[Key, str]
-) -> defaultdict[Key, dict[tuple[str, str, str], float]]:
-    """Growth of each service's counters, summed over pods of `revisions` and pods that export no revision."""
-    gained: defaultdict[Key, dict[tuple[str, str, str], float]] = defaultdict(lambda: defaultdict(float))
+) -> defaultdict[Key, defaultdict[tuple[str, str, str], float]]:
+    """Growth of each service's counters, summed over its pods; of some counters over pods of `revisions` alone, and
+    pods that export no revision."""
+    gained: defaultdict[Key, defaultdict[tuple[str, str, str], float]] = defaultdict(lambda: defaultdict(float))
     for counter in counters:
-        for series in read_series(query(_most_gained_by_revision(counter, window)), _labels(counter)):
+        gain = _gain(counter, window) if counter.of_every_revision else _gain_by_revision(counter, window)
+        for series in read_series(query(gain), counter.keys):
             if series.labels.get("revision", "") in ("", revisions.get(_key(series), "")):
-                row = counter.field, series.labels.get(counter.key, ""), counter.name
+                row = counter.field, series.labels.get(counter.metric.group.label, ""), counter.name
                 gained[_key(series)][row] += series.value
     return gained
-
-
-def _labels(counter: _Counter) -> tuple[str, ...]:
-    return (counter.key,) if counter.key else ()
 
 
 def _counters(rows: Rows, tpot_counts: Mapping[str, list[float]]) -> ServiceCounters:
@@ -302,30 +287,30 @@ def _once(metric: str, window: str, *own: str, function: str = "") -> str:
     )
 
 
-def _most_gained_by_revision(counter: _Counter, window: str) -> str:
+def _gain(counter: _Counter, window: str, *more: str, suffix: str = "") -> str:
+    """Query for a counter's growth by service and key, limited to some series per service."""
+    by = ", ".join((*SERVICE_LABELS, *counter.keys, *more))
+    once = _once(f"{counter.metric.name}{suffix}", window, *counter.metric.labels, *more, function="increase")
+    most = _MOST_SERIES.get(counter.name, _MOST_SERIES.get(counter.field, MOST_LABELLED))
+    return f"topk by ({_BY_SERVICE}) ({most}, sum by ({by}) ({once}))"
+
+
+def _gain_by_revision(counter: _Counter, window: str) -> str:
     """Query for a counter's growth by service, its key and revision, which a pod's outrider_info names.
 
     Only one outrider_info per pod is used: a pod that exports two would make the query fail for all services.
     """
-    by, pod = ", ".join((*SERVICE_LABELS, *_labels(counter), "revision")), "namespace, pod"
+    by, pod = ", ".join((*SERVICE_LABELS, *counter.keys, "revision")), "namespace, pod"
     known = f'max by ({pod}, revision) (last_over_time(outrider_info{{pod!=""}}{window}))'
     gained = f"({_once(counter.metric.name, window, *counter.metric.labels, function='increase')})"
     joined = f"{gained} * on ({pod}) group_left (revision) (topk by ({pod}) (1, {known}))"
     return f"topk by ({_BY_SERVICE}) ({MOST_LABELLED}, sum by ({by}) ({joined} or {gained} unless on ({pod}) {known}))"
 
 
-def _most_gained(metric: MetricSpec, window: str, key: str, most: int, *more: str, suffix: str = "") -> str:
-    """Query for a counter's growth by service and `key`, limited to `most` series per service."""
-    by = ", ".join(label for label in (*SERVICE_LABELS, key, *more) if label)
-    gained = _once(f"{metric.name}{suffix}", window, *metric.labels, *more, function="increase")
-    return f"topk by ({_BY_SERVICE}) ({most}, sum by ({by}) ({gained}))"
-
-
 def _tpot_counts(query: Query, window: str) -> defaultdict[Key, dict[str, list[float]]]:
     """Observations per class and bucket of TPOT_BUCKETS_S, from Prometheus' cumulative buckets."""
     cumulative: defaultdict[tuple[Key, str], dict[float | None, float]] = defaultdict(dict)
-    counting = _most_gained(_TPOT, window, "slo_class", MOST_LABELLED * len(_BOUNDS_S), "le", suffix="_bucket")
-    for series in read_series(query(counting), ("slo_class", "le")):
+    for series in read_series(query(_gain(_TPOT, window, "le", suffix="_bucket")), ("slo_class", "le")):
         cumulative[_key(series), series.labels["slo_class"]][bucket(series.labels["le"])] = series.value
     counts: defaultdict[Key, dict[str, list[float]]] = defaultdict(dict)
     for (key, name), at_most in cumulative.items():

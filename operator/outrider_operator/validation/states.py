@@ -5,12 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState
-from outrider_crds.draft_pool import MOST_DRAFT_TOKENS
-from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.prefetch_report import PrefetchProgress
-from outrider_crds.runtime_state import AdapterState, RuntimeState, SLOClassState
-from outrider_crds.spec import MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.texts import cut
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -25,6 +21,8 @@ MOST_COUNT = 10**15
 MOST_ITEMS = 32
 """Items of a list before validation, since each wrong item costs three errors. Histograms have 28, and a service may
 have 32 adapters."""
+MOST_FIELDS = 64
+"""Fields of an object: a state has 36, and a later release may add some."""
 LEAST_DIGITS = 9
 """Decimals of a number (nanoseconds). Smaller numbers become 0, so that a quotient by them is not absurd."""
 _SOURCE = "state"
@@ -35,7 +33,7 @@ def runtime_state(body: bytes) -> RuntimeState | InvalidInput:
     if len(body) > MOST_BYTES:
         return InvalidInput(_SOURCE, "TooLarge", f"more than {MOST_BYTES} bytes")
     try:
-        return _cut(RuntimeState.model_validate(_bounded(from_json(body, allow_inf_nan=False)), extra="ignore"))
+        return RuntimeState.model_validate(_bounded(from_json(body, allow_inf_nan=False)), extra="ignore")
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         return InvalidInput(_SOURCE, "NotAState", cut(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
@@ -51,37 +49,10 @@ def prefetch_progress(body: bytes) -> PrefetchProgress | None:
         return None
 
 
-def _cut(state: RuntimeState) -> RuntimeState:
-    """`state` with lists cut to the length that the CRD's limits allow."""
-    lists = {
-        "drafters": state.drafters[: 2 * MOST_DRAFTERS],  # a canary pod hosts two pools
-        "slo_classes": [_cut_class(slo) for slo in state.slo_classes[:MOST_SLO_CLASSES]],
-        "adapters": [_cut_adapter(adapter) for adapter in state.adapters[:MOST_ADAPTERS]],
-        "draft_length_steps": state.draft_length_steps[: MOST_DRAFT_TOKENS + 1],
-    }
-    return state.model_copy(update=lists)
-
-
-def _cut_adapter(adapter: AdapterState) -> AdapterState:
-    """`adapter` with as many SLO classes as a service may have."""
-    counts = {"finished": adapter.finished, "attained": adapter.attained}
-    few = {name: dict(islice(by_class.items(), MOST_SLO_CLASSES)) for name, by_class in counts.items()}
-    return adapter.model_copy(update=few)
-
-
-def _cut_class(slo: SLOClassState) -> SLOClassState:
-    tpot, ttft = _cut_histogram(slo.tpot, TPOT_BUCKETS_S), _cut_histogram(slo.ttft, TTFT_BUCKETS_S)
-    return slo.model_copy(update={"tpot": tpot, "ttft": ttft})
-
-
-def _cut_histogram(histogram: HistogramState, bounds: tuple[float, ...]) -> HistogramState:
-    return histogram.model_copy(update={"counts": histogram.counts[: len(bounds) + 1]})
-
-
 def _bounded(value: Any) -> Any:
-    """`value` with lists cut. Raises ValueError for a number that a counter cannot have."""
+    """`value` with lists and objects cut. Raises ValueError for a number that a counter cannot have."""
     if isinstance(value, dict):
-        return {key: _bounded(item) for key, item in value.items()}
+        return {key: _bounded(item) for key, item in islice(value.items(), MOST_FIELDS)}
     if isinstance(value, list):
         return [_bounded(item) for item in value[:MOST_ITEMS]]
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S
-from outrider_crds.draft_pool import MOST_DRAFT_TOKENS
 from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.spec import MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.spec import MOST_SLO_CLASSES
 from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, runtime_state
+from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_FIELDS, MOST_ITEMS, runtime_state
 
 STATE: dict[str, Any] = {
     "schemaVersion": 1, "service": "chat", "namespace": "ns", "revision": "r", "configHash": "h", "startedAt": 1.0,
@@ -73,24 +71,16 @@ def test_long_texts_are_cut() -> None:
     assert len(state.config_error) == 2048
 
 
-def test_lists_are_no_longer_than_a_service_can_make_them() -> None:
+def test_lists_and_objects_of_a_state_are_bounded() -> None:
     """A thousand pods' states are in memory, and every decision walks through them."""
-    counts = {"counts": [1] * 100}
     lists = {
-        "drafters": [{"name": f"d{i}", "loaded": True} for i in range(20)],
-        "sloClasses": [{"name": f"c{i}", "tpot": counts, "ttft": counts} for i in range(20)],
-        "adapters": [{"name": f"a{i}", "finished": {f"c{j}": 1 for j in range(20)}} for i in range(50)],
-        "draftLengthSteps": [1] * 100,
+        "drafters": [{"name": f"d{i}", "loaded": True} for i in range(100)],
+        "adapters": [{"name": "a", "finished": {f"c{j}": 1 for j in range(1000)}}],
     }
     state = runtime_state(json.dumps({**STATE, **lists}).encode())
     assert isinstance(state, RuntimeState)
-    assert len(state.drafters) == 2 * MOST_DRAFTERS
-    assert len(state.slo_classes) == MOST_SLO_CLASSES
-    assert len(state.adapters) == MOST_ADAPTERS
-    assert len(state.adapters[0].finished) == MOST_SLO_CLASSES
-    assert len(state.draft_length_steps) == MOST_DRAFT_TOKENS + 1
-    assert len(state.slo_classes[0].tpot.counts) == len(TPOT_BUCKETS_S) + 1
-    assert len(state.slo_classes[0].ttft.counts) == len(TTFT_BUCKETS_S) + 1
+    assert len(state.drafters) == MOST_ITEMS
+    assert len(state.adapters[0].finished) == MOST_FIELDS
 
 
 def test_a_service_with_all_that_it_may_have_fits_into_a_state() -> None:
