@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from outrider_crds.conditions import find_condition
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.status import ConditionType
+from outrider_crds.status import ConditionType, SpeculativeServiceStatus
 from outrider_operator.cluster_model import Observed
 from outrider_operator.decide import decide
 from outrider_operator.decide.figures.windows import History, names_of, record, windows
@@ -83,6 +83,7 @@ def test_report_at_its_limits_costs_its_own_figures_alone(world: Any, report: di
     observed = reporting(prepared(world), {**report, "schemaVersion": 1, "ready": True})
     plan = decide(observed, SETTINGS)
     assert_sound(plan, observed)
+    assert SpeculativeServiceStatus.model_validate(plan.status.wire()) == plan.status
     written = json.dumps(plan.status.wire(), ensure_ascii=False) + "".join(event.message for event in plan.events)
     assert written.isprintable()
 
