@@ -146,7 +146,7 @@ def why_screen(cluster: Cluster, service: Document, paint: Paint) -> list[str]:
     try:
         decisions = cluster.why(ready[0])
     except PluginError as error:
-        decisions = [f"It does not answer (the right pods/proxy is needed): {error}"]
+        decisions = [f"It does not answer (you need the right `get` on pods/proxy): {error}"]
     return [*lines, "", paint(f"Last decisions of pod {ready[0]['metadata']['name']}:", _DIM), *decisions]
 
 

@@ -84,7 +84,7 @@ _PROCESS_RULES = (
         (
             ".timeout",
             "duration(self.timeout) >= duration('1m') && duration(self.timeout) <= duration('168h')",
-            "timeout of the canary must be 1m to 168h: requests decide, and it only ends what stays open",
+            "timeout of the canary must be between 1m and 168h",
         ),
     ),
 )

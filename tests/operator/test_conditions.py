@@ -52,7 +52,7 @@ ROWS = {
             ("Ready", "True", "EndpointReady", ""),
             ("SpeculationActive", "True", "Pays", "speed-up is 1.5x"),
             ("GoodputHealthy", "True", "AsPredicted", "speed-up is 1.5x"),
-            ("SLOAttained", "True", "Attained", "chat 100% of 90%"),
+            ("SLOAttained", "True", "Attained", "chat 100% (objective 90%)"),
         ),
         profiled=True,
     ),
@@ -61,7 +61,7 @@ ROWS = {
         expected=(
             ("SpeculationActive", "False", "NotWorthIt", "speed-up is 0.8x"),
             ("GoodputHealthy", "False", "BelowBaseline", 'speculation.mode: "Off"'),
-            ("SLOAttained", "False", "Missed", "% of 90%; batch "),
+            ("SLOAttained", "False", "Missed", "% (objective 90%); batch "),
             ("Ready", "True", "EndpointReady", ""),
         ),
     ),

@@ -169,5 +169,7 @@ def _not_loaded(revision: Revision, state: RuntimeState) -> list[str]:
         if drafter is None:
             sentences.append(f"it does not report drafter {name}.")
         elif not drafter.loaded:
-            sentences.append(f"drafter {name} is not loaded: {drafter.reason.rstrip('.') or 'it says no reason'}.")
+            sentences.append(
+                f"drafter {name} is not loaded: {drafter.reason.rstrip('.') or 'the pod reported no reason'}."
+            )
     return sentences

@@ -21,7 +21,7 @@ class ShortTables:
         """member: a speculator of vLLM after `set_attn`. Raises ValueError if its layers are in several KV groups."""
         groups = [number for number, groups in enumerate(member.attn_groups) if groups]
         if len(groups) != 1:
-            raise ValueError("its layers' KV is not kept together, and no window can shorten it: remove the drafter")
+            raise ValueError("a window needs all layers in one KV group, and these are in several: remove the drafter")
         self._member, self.group = member, groups[0]
         self._page: int = member.block_tables.block_sizes[self.group]
         self._widest: int = self.of_requests.shape[1]

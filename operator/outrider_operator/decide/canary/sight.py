@@ -223,7 +223,10 @@ def _silences(sight: CanarySight) -> Iterator[tuple[Cause, str]]:
             yield Cause.PODS_DO_NOT_ANSWER, f"Pod {name} refuses its config: {state.config_error.rstrip('.')}."
         is_settled = state.reported_at - state.started_at >= _SETTLED_S
         if is_settled and state.config_hash == sight.hot_hash and state.canary is None:
-            yield Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."
+            yield (
+                Cause.RUNTIME_TOO_OLD,
+                f"Pod {name} runs a runtime that is too old for canaries: upgrade it (outrider.dev/runtime-upgrade).",
+            )
     began, unreachable = unix_seconds(sight.canary.held_since) or sight.pods.at, sight.world.observed.unreachable
     late = [pod for pod in sight.pods.ready if sight.pods.at - max(began, _ready_since(pod)) >= _SILENT_S]
     for name in sorted(name for pod in late if (name := name_of(pod)) in unreachable):
@@ -258,6 +261,6 @@ def _missing(sight: CanarySight, names: Iterable[str]) -> str:
         reported = {drafter.name: drafter for drafter in state.drafters}
         for drafter in (reported[name] for name in names if name in reported):
             if not drafter.loaded and not _lacks_memory(drafter):
-                why = drafter.reason.rstrip(".") or "it says no reason"
+                why = drafter.reason.rstrip(".") or "the pod reported no reason"
                 return f"Pod {pod}: drafter {drafter.name} is not loaded: {why}."
     return ""

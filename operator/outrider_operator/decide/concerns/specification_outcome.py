@@ -39,7 +39,7 @@ def _accepted(observed: Observed) -> Verdict:
         what = f"{rewritten.kind} {rewritten.name} is changed by the cluster after Outrider sends it"
         sentences.append(
             f"{what}: {rewritten.message}. "
-            "An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
+            "An admission policy of the cluster, or another writer, changes it; it is sent again after growing pauses."
         )
     return true(ConditionReason.ACCEPTED, cut(" ".join(sentences), 2048))
 

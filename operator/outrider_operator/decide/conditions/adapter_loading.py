@@ -93,7 +93,7 @@ def _reports(name: str, states: Mapping[str, RuntimeState]) -> _Reports:
 
 def _said(problems: list[_Reports]) -> str:
     first, more = problems[0], len(problems) - 1
-    others = f" So it is with {more} more, see status.adapters." if more else ""
+    others = f" {more} more {'is' if more == 1 else 'are'} not loaded; see status.adapters." if more else ""
     rest = "The target and the other adapters serve on"
     return f"Adapter {first.name} is not loaded: {first.problem.rstrip('.')}. {rest}; it is tried again.{others}"
 

@@ -81,7 +81,7 @@ def _use(figures: WindowCounts, *, active: bool) -> Verdict:
     if share < (_STILL_USED_SHARE if active else USED_SHARE):
         return false(
             ConditionReason.NOT_WORTH_IT,
-            f"Plain decoding is faster at this load; {percent}% of requests' steps still speculate, to see changes.",
+            f"Plain decoding is faster at this load; {percent}% of requests' steps still try drafts.",
         )
     used = f"{percent}% of requests' steps speculate; {_said(gain)}."
     return (
@@ -128,7 +128,7 @@ def _slo(spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
             ConditionReason.NO_TRAFFIC, f"No class has {LEAST_REQUESTS} finished requests in the last window."
         )
     attained = "; ".join(
-        f"{slo.name} {three_digits(100 * share)}% of {slo.objective_percent}%" for slo, share in judged
+        f"{slo.name} {three_digits(100 * share)}% (objective {slo.objective_percent}%)" for slo, share in judged
     )
     if any(100 * share < slo.objective_percent for slo, share in judged):
         return false(

@@ -29,11 +29,7 @@ _UNMEASURABLE = frozenset(
 def with_kstatus(verdicts: Verdicts) -> Verdicts:
     """`verdicts` plus Reconciling and Stalled."""
     cause = _stalled(verdicts)
-    stalled = (
-        false(ConditionReason.NOT_STALLED, "Nothing is in the way.")
-        if cause is None
-        else true(cause.reason, cause.message)
-    )
+    stalled = false(ConditionReason.NOT_STALLED, "Not stalled.") if cause is None else true(cause.reason, cause.message)
     return {
         **verdicts,
         ConditionType.RECONCILING: false(ConditionReason.STALLED, "See Stalled.") if cause else _reconciling(verdicts),

@@ -86,7 +86,7 @@ def _weakened(context: Object, where: str, ours: Mapping[str, bool]) -> Iterator
     """
     for name, value in ours.items():
         if context.get(name, value) is not value:
-            yield f"{where}.{name} must stay {str(value).lower()}: remove it"
+            yield f"{where}.{name} must stay {str(value).lower()}: remove the line"
     if context.get("runAsUser") == 0:
         yield f"{where}.runAsUser must not be 0, which is root: choose another"
     if not isinstance(context.get("seccompProfile", {}), dict):
@@ -98,4 +98,4 @@ def _kept_capabilities(context: Object, where: str) -> Iterator[str]:
         yield f"{where}.capabilities must not be removed: remove the line"
     dropped = mapping(context, "capabilities").get("drop", ["ALL"])
     if not isinstance(dropped, list) or "ALL" not in dropped:
-        yield f"{where}.capabilities.drop must hold ALL: remove it"
+        yield f"{where}.capabilities.drop must contain ALL: add ALL, or remove the line"
