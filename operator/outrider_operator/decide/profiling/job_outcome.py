@@ -8,8 +8,7 @@ from outrider_crds.profile import HUB_UNAVAILABLE, ProfilingResult
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.job_pods import why_failed
-from outrider_operator.decide.pod_troubles import has_ended as has_pod_ended
-from outrider_operator.decide.pod_troubles import how_it_ended
+from outrider_operator.decide.pod_troubles import has_ended, how_it_ended
 from outrider_operator.decide.profile_store import FIRST_RETRY_S, Failure, Store
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 from outrider_operator.validation.invalid_input import InvalidInput
@@ -28,11 +27,6 @@ _LAST_LINES = 6
 
 def is_running(pod: Object | None) -> bool:
     return text(pod, "status", "phase") == "Running"
-
-
-def has_ended(pod: Object | None) -> bool:
-    """True if the pod is gone or its status has the container's termination message."""
-    return pod is None or termination_of(pod) is not None or text(pod, "status", "phase") == "Failed"
 
 
 def absorb(store: Store, job: Object, pod: Object | None, request: MeasurementRequest) -> Store:
@@ -86,7 +80,7 @@ def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure
         what = f"It left no result that can be read ({words.result.detail})"
     elif words is not None:
         what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"
-    elif pod is not None and has_pod_ended(pod):
+    elif pod is not None and has_ended(pod):
         what = how_it_ended(pod)
     else:
         what = why_failed(job) or "Its pod left no result"

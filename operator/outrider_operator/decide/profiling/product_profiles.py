@@ -17,12 +17,13 @@ from outrider_operator.decide.job_pods import is_done, pod_of
 from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, fitting_nodes
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pod_states import MOST_TOLERATIONS
+from outrider_operator.decide.pod_troubles import has_ended
 from outrider_operator.decide.profile_store import Failure, Store
-from outrider_operator.decide.profiling.job_outcome import absorb, has_ended
+from outrider_operator.decide.profiling.job_outcome import absorb
 from outrider_operator.decide.profiling.known_profiles import Sources, known_elsewhere, newest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, attempt_hash, request_of
 from outrider_operator.decide.world import World
-from outrider_operator.validation.reading import annotation, items, name_of, unix_seconds
+from outrider_operator.validation.reading import annotation, ended, items, name_of, text, unix_seconds
 from outrider_operator.validation.results import PROFILER
 
 MOST_HOSTNAMES = 64
@@ -170,10 +171,10 @@ def _with_outcome(view: ProfilingView, store: Store, job: Object | None, pod: Ob
 
 def is_readable(at: float, job: Object, pod: Object | None) -> bool:
     """True if the Job's pod has ended, or has had enough time to report its result."""
-    if pod is not None and has_ended(pod):
+    if pod is not None and (has_ended(pod) or ended(pod, PROFILER)):
         return True
-    ended = [unix_seconds(str(c.get("lastTransitionTime"))) for c in items(job, "status", "conditions")]
-    since = max((time for time in ended if time is not None), default=0.0)
+    times = (unix_seconds(text(condition, "lastTransitionTime")) for condition in items(job, "status", "conditions"))
+    since = max((time for time in times if time is not None), default=0.0)
     return at - since > _RESULT_PATIENCE_S
 
 
