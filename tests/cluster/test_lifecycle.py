@@ -116,7 +116,7 @@ def owner(tmp_path: Path, cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
     Cluster(state=tmp_path).stop()
 
 
-def test_two_clusters_side_by_side_and_a_killed_owner_takes_its_own_along(
+def test_killed_owner_ends_its_own_cluster_and_no_other(
     owner: subprocess.Popen[str], tmp_path: Path, cluster: Cluster
 ) -> None:
     """`kill -9` of a test session or of the demo must not leave pods that swallow the next one's traffic."""

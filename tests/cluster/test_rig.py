@@ -88,7 +88,7 @@ def test_a_pod_without_privileges_runs_this_checkout(cluster: Cluster) -> None:
     assert "Read-only file system" in log
 
 
-def test_a_service_is_reached_from_the_machine_and_its_pod_answers_exec_and_logs(cluster: Cluster) -> None:
+def test_machine_reaches_service_exec_and_logs_of_a_pod(cluster: Cluster) -> None:
     """The demo sends its requests that way; kubectl logs and exec go through the kubelet."""
     cluster.apply(
         _pod("web", "python", "-m", "http.server", "8080", "--directory", "/opt/outrider/checkout/crds"),
@@ -116,7 +116,7 @@ def test_a_service_is_reached_from_the_machine_and_its_pod_answers_exec_and_logs
     assert '"GET / HTTP/1.1" 200' in cluster.kubectl("logs", "web", "-n", _NAMESPACE)
 
 
-def test_a_pods_token_is_known_to_the_api_server_and_may_do_only_what_a_role_grants(cluster: Cluster) -> None:
+def test_pod_token_may_do_only_what_its_role_grants(cluster: Cluster) -> None:
     """The operator works under such a token, with least privilege."""
     script = """
 import os, ssl, urllib.error, urllib.request
@@ -161,7 +161,7 @@ def test_gpus_are_counted_when_pods_are_placed(cluster: Cluster) -> None:
     assert cluster.get("node", node)["metadata"]["labels"][PRODUCT_LABEL] == product
 
 
-def test_an_image_that_is_not_there_fails_as_from_a_registry_until_it_is_imported(cluster: Cluster) -> None:
+def test_missing_image_fails_to_pull_until_it_is_imported(cluster: Cluster) -> None:
     """ErrImagePull is genuine, and an upgrade test gets a new image by giving ours a new name."""
     image = "outrider.local/standin:rig-test"
     cluster.apply(_pod("pulls", "sleep", "600", image=image))
@@ -195,7 +195,7 @@ def test_a_changed_configmap_reaches_its_pod_within_seconds(cluster: Cluster) ->
     assert time.monotonic() - changed < 60
 
 
-def test_the_api_server_goes_away_and_comes_back_with_all_it_held(cluster: Cluster) -> None:
+def test_restarted_api_server_has_its_old_data(cluster: Cluster) -> None:
     """Pods run on meanwhile; "the API server goes away for a minute" is tested with that."""
     cluster.apply(_pod("stays", "sleep", "600"))
     cluster.wait_until("the pod", lambda: _phase(cluster, "stays") == "Running", _SOON_S)

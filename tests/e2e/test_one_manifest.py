@@ -48,7 +48,7 @@ def test_no_pod_compiles_what_its_image_brings_along(service: Service) -> None:
     assert service.cluster.kubectl("exec", pod["metadata"]["name"], "--", *look) == ""
 
 
-def test_requests_are_answered_and_the_status_says_what_speculation_bought(service: Service) -> None:
+def test_status_has_figures_of_the_requests_that_were_answered(service: Service) -> None:
     """Goodput, acceptance per drafter and attainment per class come from the requests that were answered."""
     with service.load(concurrency=2) as load:
         seen = service.follower.until(_has_figures, timeout_s=PATIENCE_S, what="figures in the status")

@@ -331,7 +331,7 @@ def test_attention_backends_report_their_graph_support() -> None:
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
-def test_where_no_graph_is_made_for_one_length_all_lengths_are_alike(mode: str) -> None:
+def test_lengths_are_alike_without_graphs_for_uniform_steps(mode: str) -> None:
     """CPUs, backends without whole graphs, and those whose whole graphs fit any batch."""
     from outrider_runtime.vllm_plugin.graph_lengths import verification
 

@@ -142,7 +142,7 @@ def test_a_drafter_that_one_rank_cannot_load_is_left_out_on_all(reports_of_ranks
     assert reports_of_ranks(made_on_one) == [[[1], ["member 0"]]] * 2
 
 
-def test_an_engine_whose_ranks_part_before_it_serves_is_started_again_without_the_drafter(
+def test_ranks_that_differ_at_start_restart_without_the_drafter(
     reports_of_ranks: Any,
 ) -> None:
     """Graphs hold collectives; the note is what the next start leaves it out for."""

@@ -40,7 +40,7 @@ def latency_s(host_s: float, *, asynchronous: bool) -> float:
 
 
 @pytest.mark.parametrize(("world", "ranks"), [("llama-3.1-8b-h200", True), ("llama-3.1-8b-a100", False)])
-def test_loop_lets_the_device_rank_where_the_world_takes_any_lengths(world: str, ranks: bool):
+def test_device_ranks_proposals_if_attention_takes_any_lengths(world: str, ranks: bool):
     """Bug: the judge wrote the worker's note before the launch removed stale notes, so the loop never let the device
     choose, and figures said to be those of device ranking were those of the host's plans."""
     from bench.replay.settings import Case, ours, pool, profile, setting

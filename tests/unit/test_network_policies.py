@@ -46,7 +46,7 @@ def test_without_a_policy_nothing_is_dropped() -> None:
     assert "drop" not in ruleset(World([], PODS, NAMESPACES))
 
 
-def test_a_default_deny_isolates_the_pods_of_its_namespace_and_no_others() -> None:
+def test_default_deny_isolates_pods_of_its_namespace_alone() -> None:
     """Not another namespace's, and not one that has its node's address."""
     policy = {"metadata": {"namespace": "a", "name": "deny"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
     script = ruleset(World([policy], PODS, NAMESPACES))

@@ -24,7 +24,7 @@ def test_clusters_and_their_ranges_never_overlap() -> None:
     assert [pair for pair in combinations(ranges, 2) if pair[0].overlaps(pair[1])] == []
 
 
-def test_every_node_has_its_own_address_and_pods_within_its_clusters() -> None:
+def test_each_nodes_addresses_lie_within_its_clusters_range() -> None:
     """A pod's address says its node, and the machine routes it."""
     subnets = Subnets(3)
     nodes = [subnets.node(index) for index in range(MOST_NODES)]
@@ -34,7 +34,7 @@ def test_every_node_has_its_own_address_and_pods_within_its_clusters() -> None:
     assert all(share.subnet_of(subnets.pods) for share in pods)
 
 
-def test_a_number_whose_range_the_machine_uses_already_is_passed_over() -> None:
+def test_cluster_number_whose_range_is_in_use_is_skipped() -> None:
     """A VPN or a container network of the user's must stay reachable."""
     assert clashes(Subnets(2), [IPv4Network("10.162.7.0/24")])
     assert clashes(Subnets(2), [IPv4Network("10.0.0.0/8")])
@@ -55,7 +55,7 @@ def test_a_cluster_without_nodes_or_with_too_many_is_refused(nodes: int, product
         ClusterSpec(nodes, products)
 
 
-def test_pods_see_the_checkout_the_environment_and_its_python_but_not_the_whole_machine() -> None:
+def test_pods_see_checkout_and_environment_not_the_whole_machine() -> None:
     """What is mounted into every container, each folder once."""
     folders = machine_folders()
     for needed in (REPOSITORY, Path(sys.prefix), Path(sys.executable).resolve()):
@@ -64,7 +64,7 @@ def test_pods_see_the_checkout_the_environment_and_its_python_but_not_the_whole_
     assert [pair for pair in combinations(folders, 2) if pair[1].is_relative_to(pair[0])] == []
 
 
-def test_a_changed_source_of_the_cluster_binary_means_another_build(
+def test_changed_source_of_the_cluster_binary_means_a_new_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache is keyed by content: a stale binary would test another Kubernetes than the code says."""

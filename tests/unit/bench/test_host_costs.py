@@ -16,7 +16,7 @@ def test_host_costs_are_straight_between_the_measured_batches():
 
 
 @pytest.mark.parametrize("drafters", [("eagle", "lookup"), ("draft", "lookup"), ("lookup",)])
-def test_what_the_loop_adds_is_its_calls_less_those_of_plain_decoding(drafters):
+def test_added_host_time_is_the_loops_less_plain_decodings(drafters):
     """The replay charges the difference, the judge both."""
     loop, plain = host_costs(drafters, LOOP), host_costs(drafters, PLAIN)
     for requests, microseconds in added_us(drafters):
@@ -24,5 +24,5 @@ def test_what_the_loop_adds_is_its_calls_less_those_of_plain_decoding(drafters):
         assert both * 1e6 == pytest.approx(microseconds, rel=0.1)
 
 
-def test_a_draft_models_books_are_charged_where_it_is_in_the_pool():
+def test_host_costs_depend_on_the_drafters_of_the_pool():
     assert added_us(("draft", "lookup")) != added_us(("eagle", "lookup"))

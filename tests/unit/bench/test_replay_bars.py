@@ -43,7 +43,7 @@ def test_the_best_static_setting_is_chosen_on_means():
 
 
 @given(st.floats(0.5, 2.0), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
-def test_the_share_of_the_gap_is_none_at_the_single_and_all_at_the_oracle(single, gap, share):
+def test_gap_share_is_0_at_the_single_best_and_1_at_the_oracle(single, gap, share):
     ours, single_drafter, best = (np.array([value]) for value in (single + share * gap, single, single + gap))
     assert bars.closed_gap(ours, single_drafter, best) == pytest.approx(share, abs=1e-9)
 
@@ -53,14 +53,14 @@ def judged(ours, adaptive, best="eagle, k = 3") -> static_load.Judged:
     return static_load.Judged(static_load.Point(Case("llama-3.1-8b-h200", 0.5), 8), figures, best)
 
 
-def test_a_point_below_the_best_static_setting_is_missed_even_where_the_mean_holds():
+def test_point_below_the_static_bar_is_missed_despite_the_mean():
     verdict_bars = static_load.bars([judged([0.9, 0.9], [0.5, 0.5]), judged([1.5, 1.5], [0.5, 0.5])])
     verdicts = {(bar.name, bar.holds) for bar in verdict_bars}
     assert ("1 static load", False) in verdicts
     assert ("1 static load, geometric mean", True) in verdicts
 
 
-def test_where_no_draft_pays_adaptive_verification_is_to_be_beaten_by_a_twentieth():
+def test_adaptive_bar_is_5_percent_higher_if_no_draft_pays():
     verdict_bars = static_load.bars([judged([1.03, 1.03], [1.0, 1.0], best="plain")])
     verdict = next(bar for bar in verdict_bars if bar.name == "6 adaptive verification")
     assert not verdict.holds
@@ -90,7 +90,7 @@ class RecordingPolicy:
         return getattr(self.policy, name)
 
 
-def test_unreported_time_is_missing_from_the_passes_and_not_from_the_clock():
+def test_unreported_time_is_in_the_clock_but_not_in_the_passes():
     case = Case("llama-3.1-8b-h200", 0.5)
     recorder = RecordingPolicy(pool(case))
     policy = wrong_models.Unreported(recorder, np.random.default_rng(0))
@@ -110,7 +110,7 @@ def result(**columns) -> Result:
     return Result(goodput=1.0, latency_s=1.0, draft_length=0.0, steps=1, **columns)
 
 
-def test_a_request_that_misses_its_ttft_is_a_miss_whatever_its_tpot():
+def test_request_that_misses_ttft_is_a_miss_at_any_tpot():
     replayed = result(ttft_s=np.array([0.1, 99.0, 0.1]), tpot_s=np.full(3, 0.001), slo_class=np.array([0, 0, 1]))
     assert slo_mix.attained(replayed, slo_mix.classes(step_s=0.01)) == pytest.approx(2 / 3)
 
@@ -131,7 +131,7 @@ def test_a_shift_keeps_its_prompts_in_their_phase():
     assert len(phases.load(two_phases, 3)) == len(load)
 
 
-def test_an_overloaded_phase_is_judged_by_what_it_yields_and_any_other_by_how_long_requests_take():
+def test_overloaded_phase_is_judged_by_goodput_others_by_latency():
     two_phases = shift(phases.Phase(10.0, 1.0), phases.Phase(10.0, 9.0, overloaded=True))
     columns = np.full(3, 60), np.array([7, 7, 50]), np.full(3, -1), np.zeros(3, np.int64)
     load = Workload(np.array([1.0, 2.0, 15.0]), *columns)
@@ -139,7 +139,7 @@ def test_an_overloaded_phase_is_judged_by_what_it_yields_and_any_other_by_how_lo
     assert phases.speeds(two_phases, load, replayed) == pytest.approx([1 / 2.0, 50 / 25.0])
 
 
-def test_the_arrivals_of_the_trace_keep_their_order_and_fill_their_windows():
+def test_trace_arrivals_keep_order_and_fill_their_windows():
     traced = plan.trace("llama-3.1-8b-a100", 0.7)
     at_s = np.array(traced.arrivals_s)
     assert (np.diff(at_s) >= 0).all()
@@ -162,7 +162,7 @@ def test_in_a_mix_each_group_accepts_what_suits_it():
 
 
 @pytest.mark.slow
-def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
+def test_oracle_uses_the_drafter_of_each_requests_group():
     case = Case("llama-3.1-8b-h200", mix="a lookup suits reading")
     seen: list[tuple[int, int]] = []
 
@@ -187,7 +187,7 @@ def test_block_head_is_replayed_from_its_own_recording():
         assert {name for name in singles(case) if name.startswith(BLOCK)} == {f"block, k = {k}" for k in (1, 2, 3, 4)}
 
 
-def test_pools_with_a_block_head_are_judged_at_each_point_and_on_average():
+def test_block_head_pools_are_judged_by_point_and_on_average():
     case = Case("llama-3.1-8b-h200", drafters=("block", "lookup"))
     judged = [pools.Pooled(case, 8, {"plain": [2.0, 2.0], "ours": [ours, ours]}, "plain", None) for ours in (1.97, 2.1)]
     verdicts = pools.block_bars(judged)
@@ -196,7 +196,7 @@ def test_pools_with_a_block_head_are_judged_at_each_point_and_on_average():
 
 
 @pytest.mark.slow
-def test_a_static_load_is_judged_after_each_clients_first_request():
+def test_static_load_is_judged_after_each_clients_first_request():
     """What is learned from nothing, and prompts that all come at once, are no static load."""
     case = Case("llama-3.1-8b-h200", 0.5)
     load = static_load.load(static_load.Point(case, 4), 0)

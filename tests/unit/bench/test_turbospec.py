@@ -56,7 +56,7 @@ def share_off(world: World, load: Workload, seed: int) -> float:
     return float((verified[len(verified) // 2 :] == 0).mean())
 
 
-def test_verified_tokens_cost_their_context_again_with_batch_expansion():
+def test_batch_expansion_charges_context_per_verified_token():
     world = turbospec.world_of(TABLE)
     verifying_pass = Pass(40, 10, 500, 40)
     assert turbospec.expanded(world).target_s(verifying_pass) > 1.1 * world.target_s(verifying_pass)

@@ -85,7 +85,7 @@ def test_tally_sums_what_steps_bring_by_their_batch():
     assert after.prompt_busy_s == before.prompt_busy_s == before.busy_s > 0, "a step of prompts alone is theirs"
 
 
-def test_seconds_of_prompts_are_no_part_of_what_a_request_adds_to_a_step():
+def test_slope_by_batch_excludes_the_seconds_of_prompts():
     """Three prompts of 1,000 to 3,000 tokens come while six requests decode: their steps take longer by what these cost
     in the latency profile. A regression by the batch would else take the cost of prompts for every step's."""
     loop = controller((), model())
@@ -230,7 +230,7 @@ def test_lone_request_is_priced_as_a_uniform_step():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("varlen_s", "load"), [(0.003, 64), (0.003, 128)])
-def test_frequent_prompts_in_varlen_steps_a_quarter_longer_lose_little(varlen_s, load):
+def test_frequent_prompts_in_25_percent_longer_steps_lose_little(varlen_s, load):
     """A launch for each layer costs 0.2 to 0.5 ms where attention takes uniform lengths only: here it is 3 ms of 10."""
     assert expensive_varlen(varlen_s, load) >= 0.95 * best_static(
         (EAGLE,), expensive_world(varlen_s), load, (1, 2, 3, 4)
@@ -239,7 +239,7 @@ def test_frequent_prompts_in_varlen_steps_a_quarter_longer_lose_little(varlen_s,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("varlen_s", "load"), [(0.03, 64), (0.008, 128)])
-def test_varlen_steps_that_take_twice_as_long_leave_plain_decoding(varlen_s, load):
+def test_varlen_steps_twice_as_long_lead_to_plain_decoding(varlen_s, load):
     """Bug: the loop planned uniform steps, which fresh prompts made varlen: goodput / plain goodput fell below 1. It
     plans no uniform steps now, and what they would gain here is given up: worlds of real GPUs do not reach it."""
     assert expensive_varlen(varlen_s, load) >= 0.97 * best_static((EAGLE,), expensive_world(varlen_s), load, (0,))

@@ -77,7 +77,7 @@ def test_order_has_the_expected_number_of_real_proposals() -> None:
     assert device.caps.tolist() == [3] * REQUESTS
 
 
-def test_cheap_tokens_leave_room_for_more_real_proposals_than_expected() -> None:
+def test_cheap_tokens_leave_room_for_unexpected_proposals() -> None:
     """Six are expected, and their number has a standard deviation of sqrt(8 * (9 / 4 - (3 / 4)^2)) = 3.7. Bug: one
     request on an H200 lost 2 to 3%, as its lookup's longer hits were cut to the expected number."""
     loop = controller()
@@ -86,7 +86,7 @@ def test_cheap_tokens_leave_room_for_more_real_proposals_than_expected() -> None
     assert 6 + 2 * 3.7 <= device.tokens <= 24
 
 
-def test_step_under_way_expects_what_placeholders_bring_on_average() -> None:
+def test_step_in_flight_expects_mean_gain_of_placeholders() -> None:
     """Bug: where the device ranks, every placeholder counted as a real proposal, so that a tight class whose lookups
     find little was thought to be in time."""
     loop = controller(classes=CLASSES)
@@ -142,7 +142,7 @@ def test_tokens_that_a_tight_class_needs_are_forced() -> None:
     assert device.tokens >= device.forced.sum()
 
 
-def test_late_requests_force_no_more_than_real_proposals_can_bring() -> None:
+def test_late_requests_force_no_more_tokens_than_are_proposed() -> None:
     """Bug: a late class's placeholders were all counted as tokens of the step and forced, so that the device verified
     18 without a proposal, and the step itself broke the class's TPOT of 30 ms."""
     loop = controller(classes=(SLOClass("tight", tpot_s=0.030),), token_s=EXPENSIVE_TOKEN_S)

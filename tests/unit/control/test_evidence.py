@@ -86,7 +86,7 @@ def test_probe_compared_with_steps_without_tokens_is_ignored(speculative_s: floa
     assert not trials.off
 
 
-def test_probe_whose_drafts_outlast_their_step_still_gives_a_verdict() -> None:
+def test_probe_with_drafts_longer_than_their_step_has_a_verdict() -> None:
     """Bug: under asynchronous scheduling a draft's time may exceed the wall time of its own step. The seconds of plain
     decoding were negative then, and the logarithm of their sum raised: the loop suspended every drafter."""
     trials = TrialSchedule(np.random.default_rng(0))

@@ -52,7 +52,7 @@ def test_a_good_drafter_is_hosted(folder: Any) -> None:
     assert dropped(target, draft_model(folder("small", LLAMA))) == ""
 
 
-def test_a_window_beyond_what_a_request_may_take_is_left_out_with_both_numbers(folder: Any) -> None:
+def test_window_beyond_the_longest_request_disables_drafter(folder: Any) -> None:
     """Admission does not know the longest request if engine.maxModelLen is not set."""
     target = folder("target", {**LLAMA, "max_position_embeddings": 2048})
     small = draft_model(folder("small", {**LLAMA, "max_position_embeddings": 2048}))
@@ -123,9 +123,7 @@ def test_a_head_for_another_target_is_refused_with_the_field(folder: Any, update
     ],
     ids=str,
 )
-def test_a_field_of_another_type_leaves_the_drafter_out_with_the_field(
-    folder: Any, update: dict[str, Any], field: str
-) -> None:
+def test_config_field_of_wrong_type_is_named_and_pod_serves(folder: Any, update: dict[str, Any], field: str) -> None:
     """Bug: the pod stayed down with a traceback, however good the rest of its pool was."""
     name = "redhat-gemma4-31b" if "transformer_layer_config" in update else "yuhuili-llama31-8b"
     config = json.loads(Path(__file__).with_name("heads").joinpath(f"{name}.json").read_text())
@@ -170,7 +168,7 @@ def test_another_vocabulary_of_the_same_size_is_found(folder: Any) -> None:
     assert dropped(target, draft_model(folder("same", LLAMA, {"a": 0, "b": 1}))) == ""
 
 
-def test_a_draft_model_with_fewer_positions_than_a_request_may_take_is_named_with_both_numbers(folder: Any) -> None:
+def test_draft_model_with_too_few_positions_is_named(folder: Any) -> None:
     """Past its last position a draft model reads behind its tables, which ends the engine on a GPU."""
     target = folder("target", {**LLAMA, "max_position_embeddings": 8192})
     reason = dropped(target, draft_model(folder("small", {**LLAMA, "max_position_embeddings": 2048})))

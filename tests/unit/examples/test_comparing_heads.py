@@ -26,13 +26,13 @@ def outcome(verified: int, accepted: int) -> Outcome:
     )  # fmt: skip
 
 
-def test_a_position_is_tried_only_where_those_before_it_were_accepted():
+def test_position_counts_as_tried_if_those_before_were_accepted():
     """Positions after the first rejection say nothing about the head, nor do those that were not verified."""
     steps = [outcome(3, 3), outcome(3, 1), outcome(3, 0), outcome(1, 1), outcome(0, 0)]
     assert acceptance(steps, 3) == pytest.approx([3 / 4, 1 / 2, 1.0])
 
 
-def test_a_position_that_was_never_reached_is_no_division_by_zero():
+def test_position_never_reached_has_no_division_by_zero():
     assert acceptance([outcome(2, 0)], 2) == [0.0, 0.0]
 
 
@@ -46,7 +46,7 @@ def test_heads_of_both_kinds_are_rows_of_one_table(tmp_path: Path):
     assert [line.count("|") for line in table_head(2).splitlines()] == [5, 5]
 
 
-def test_a_folder_that_is_no_head_is_named_before_an_engine_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_folder_without_a_head_is_named_before_the_engine_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A typo is reported before the minutes that an engine takes to start."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("What is a lighthouse?\nWho keeps it?\n")

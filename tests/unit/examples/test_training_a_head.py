@@ -39,7 +39,7 @@ def untrained(target: Target, answers: list[Answer]) -> Head:
     return new_head(target, answers, DRAFTED)
 
 
-def test_training_lowers_the_loss_and_raises_acceptance_on_answers_it_never_saw(target, held_out, trained):
+def test_training_raises_acceptance_on_held_out_answers(target, held_out, trained):
     """The promise of the whole script, on the figure that users compare heads by."""
     before, after, batch = untrained(target, held_out), load(trained, target), collate(held_out)
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_reading_an_answer_is_drafting_it(target, held_out, trained):
         torch.testing.assert_close(in_one_batch, in_another)
 
 
-def test_a_round_reads_prompts_of_like_length_and_all_of_them_in_time():
+def test_round_has_prompts_of_like_length_and_all_get_a_turn():
     """A batch is as long as its longest prompt: padding took more time than the answers."""
     lengths, chooser = list(range(1, 65)), random.Random(0)
     rounds = [[len(text) for text in alike([[5] * length for length in lengths], 8, chooser)] for _ in range(200)]

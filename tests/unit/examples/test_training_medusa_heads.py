@@ -56,7 +56,7 @@ def test_heads_begin_with_the_best_linear_guess(target, held_out):
     assert torch.equal(linear_guess(states[:0], states[:0]), torch.eye(6))
 
 
-def test_training_lowers_the_loss_and_finds_tokens_of_answers_it_never_saw(target, held_out, trained):
+def test_medusa_training_finds_tokens_of_held_out_answers(target, held_out, trained):
     before, after = at_random(target, held_out), load(trained, target)
     with torch.no_grad():
         assert loss_of(after, target, answered(held_out)) < 0.9 * loss_of(before, target, answered(held_out))

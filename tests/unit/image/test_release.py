@@ -72,7 +72,7 @@ def test_a_renamed_value_fails_the_release() -> None:
         with_values("operator:\n  image: {}\n", {"operator.image.digest": "x"})
 
 
-def test_the_workflow_publishes_every_target_and_runs_this_program(tmp_path: Path) -> None:
+def test_workflow_publishes_every_target_by_this_program(tmp_path: Path) -> None:
     """The images that it builds are the Dockerfile's, and its command is one that this repository takes."""
     assert tuple(WORKFLOW["jobs"]["images"]["strategy"]["matrix"]["target"]) == TARGETS
     assert set(TARGETS) <= set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))

@@ -93,7 +93,7 @@ def test_request_counts_once_its_last_step_is_observed() -> None:
     )
 
 
-def test_request_that_preemption_makes_read_its_answer_again_is_not_credited_for_that() -> None:
+def test_preempted_request_has_no_credit_for_a_second_prefill() -> None:
     """Bug: the token that the second reading of a prompt ends with raised the plain seconds, and had no price."""
     arms = counter(candidate_percent=100)
     arms.arrived("r", "chat")
@@ -123,7 +123,7 @@ def _candidate(arms: ArmCounter) -> ArmCounters:
     return state.candidate
 
 
-def test_another_attempt_counts_from_nothing_and_keeps_arms_of_running_requests() -> None:
+def test_new_attempt_counts_from_0_and_keeps_running_arms() -> None:
     loop = control_loop(POOL)
     start(loop)
     engine = Engine(stepper(loop), 1, np.random.default_rng(0))
@@ -420,7 +420,7 @@ def test_tokens_are_what_users_got_after_the_first_one() -> None:
         ({"candidate": ["pld"]}, "draft is in neither arm"),
     ],
 )
-def test_canary_that_does_not_fit_the_pool_is_refused_with_a_sentence(change: dict[str, Any], said: str) -> None:
+def test_canary_that_does_not_fit_the_pool_is_refused(change: dict[str, Any], said: str) -> None:
     canary = CANARY.model_copy(update=change)
     assert said in canary_problem(canary, NAMES)
     loop = control_loop(POOL)

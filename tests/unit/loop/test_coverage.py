@@ -244,7 +244,7 @@ def test_block_filled_by_a_kv_connector_is_not_covered() -> None:
     assert books.seen("b", 8) == 0
 
 
-def test_a_prefix_that_is_written_in_the_same_step_counts_as_seen() -> None:
+def test_prefix_written_in_the_same_step_counts_as_covered() -> None:
     """Bug: vLLM lets a request share blocks that another one fills in this very step; it was taken for unread."""
     books = coverage(a=[0, 1, 2], b=[0, 1, 3])
     columns = (np.array([0, 1]), np.array([0, 8]), np.array([0, 8]), np.array([9, 2]), np.array([9, 2]))

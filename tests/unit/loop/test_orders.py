@@ -41,7 +41,7 @@ def carried_out(
     return carry_out(plan, batch, step, POOL, caches, NO_BLOCKS), batch
 
 
-def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
+def test_head_may_run_without_proposing_but_not_a_lookup() -> None:
     """Its first pass keeps its cache whole."""
     feed = np.array([[0, 0], [1, 1], [0, 0]])
     plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NO_DRAFTER), feed, Purpose.CHOICE)

@@ -125,7 +125,7 @@ def test_counters_survive_a_changed_config(counter: SLOCounter) -> None:
     assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.01) == (2, 2)
 
 
-def test_a_hot_change_of_the_target_counts_for_requests_that_finish_after_it(counter: SLOCounter) -> None:
+def test_changed_slo_holds_for_requests_that_finish_later(counter: SLOCounter) -> None:
     assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.06) == (1, 0)
     counter.configure([SLOClassSpec(name="chat", tpot="70ms")], "chat")
     assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.06) == (2, 1)

@@ -44,7 +44,7 @@ def test_a_slot_waits_for_the_last_step_of_its_request() -> None:
     assert slots.early == []
 
 
-def test_without_a_free_slot_the_oldest_that_was_left_is_given_early() -> None:
+def test_oldest_released_slot_is_reused_early_if_none_is_free() -> None:
     slots = Slots(2)
     first, second = slots.take("a"), slots.take("b")
     slots.leave("a", last_step=1)

@@ -148,7 +148,7 @@ def test_a_profile_of_something_else_is_refused_and_said(pod: Pod, update: dict[
     assert pod.loop.state().learning
 
 
-def test_a_drafters_profile_of_something_else_is_refused_and_said(pod: Pod) -> None:
+def test_foreign_drafter_profile_is_refused_with_reason(pod: Pod) -> None:
     """The target's profile stays in use; the drafter's cost is learned."""
     (pod.profiles / "target.json").write_text(PROFILE.model_dump_json(by_alias=True))
     (pod.profiles / "d1.json").write_text(DRAFTER.model_copy(update={"key": "d2"}).model_dump_json(by_alias=True))
@@ -160,7 +160,7 @@ def test_a_drafters_profile_of_something_else_is_refused_and_said(pod: Pod) -> N
     assert "pld" not in loaded.latency.drafters
 
 
-def test_a_profile_of_a_release_that_measured_no_first_pass_is_used(pod: Pod) -> None:
+def test_profile_of_an_older_release_without_first_pass_is_used(pod: Pod) -> None:
     """Profiles outlive the operator that stored them: the field is absent, and costs nothing."""
     wire = DRAFTER.model_dump(mode="json", by_alias=True)
     del wire["firstPass"]
@@ -199,7 +199,7 @@ def test_a_drafter_that_was_dropped_is_named_with_its_reason(pod: Pod) -> None:
     assert drafters["draft"].reason == "model folder has no config.json"
 
 
-def test_a_failing_drafter_is_suspended_with_its_error_in_the_state(pod: Pod) -> None:
+def test_failing_drafter_is_suspended_with_error_in_the_state(pod: Pod) -> None:
     pod.loop.drafter_failed("pld", "RuntimeError: no tokens today")
     drafter = pod.tick().drafters[0]
     assert drafter.loaded
@@ -207,7 +207,7 @@ def test_a_failing_drafter_is_suspended_with_its_error_in_the_state(pod: Pod) ->
     assert "30 s" in drafter.reason
 
 
-def test_a_suspended_drafter_comes_back_and_waits_longer_each_time(pod: Pod) -> None:
+def test_suspended_drafter_returns_after_longer_pauses_each_time(pod: Pod) -> None:
     """Promise: switched off for a while. A step that was under way does not count as another failure."""
     clock_s = [100.0]
     loop = pod.control_loop(clock=lambda: clock_s[0])

@@ -272,7 +272,7 @@ def test_an_engine_whose_requests_have_left_runs_none() -> None:
     assert choice(loop, loop.state()).running == 0
 
 
-def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_next() -> None:
+def test_draft_failure_in_a_bursts_last_step_suspends_later() -> None:
     """The step counts once, at once; its failure counts when the worker reports it."""
     steps, loop, seen, number = failed_last_step(reports_drafting=True)
     assert len(seen) == 1
@@ -285,7 +285,7 @@ def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_nex
     assert not steps._awaiting_report
 
 
-def test_a_pod_whose_worker_tells_nothing_learns_from_its_steps_and_waits_for_no_news() -> None:
+def test_worker_that_reports_no_drafting_is_not_waited_for() -> None:
     steps, _, seen, _ = failed_last_step(reports_drafting=False)
     assert len(seen) == 1
     assert not steps._awaiting_report

@@ -30,7 +30,7 @@ def due(request: Waiting) -> float:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 3.0]), st.sampled_from([1.0, 8.0])), max_size=30))
-def test_the_queue_is_ordered_by_deadline_and_first_come_within_a_class(arrivals):
+def test_queue_is_ordered_by_deadline_then_arrival(arrivals):
     """A loose request that came long before is due before a tight one that comes now, so it does not starve."""
     queue: deque[Waiting] = deque()
     now_s = 0.0

@@ -136,7 +136,7 @@ def test_prompt_lookup_costs_a_constant_and_per_request():
     assert fitted.cost.seconds(Shape(0, 0, 16)) == pytest.approx(LOOKUP.cost.seconds(Shape(0, 0, 16)), rel=0.05)
 
 
-def test_block_drafter_has_a_price_of_feeding_and_one_of_its_pass() -> None:
+def test_block_drafter_has_a_price_of_feeding_and_of_its_pass() -> None:
     """Bug: no step was measured that only fed it, so that feeding was free and a pass cost what both take."""
     series = measured_drafter(Machine(noise=0.05), BLOCK_DRAFTER)
     assert {visit.point.verify > 0 for visit in series.visits} == {False, True}

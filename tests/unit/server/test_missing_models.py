@@ -28,7 +28,7 @@ def test_image_without_a_model_is_named_with_its_folder(tmp_path: Path) -> None:
     assert "the image registry/models/llama:1 holds no model in weights" in str(refusal.value)
 
 
-def test_image_without_the_streamer_is_named_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_without_streamer_is_named_before_engine_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own sentence is about a placeholder module."""
     monkeypatch.setitem(sys.modules, "runai_model_streamer", None)
     with pytest.raises(StartupError) as refusal:

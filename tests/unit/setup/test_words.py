@@ -26,11 +26,11 @@ def test_docstring_that_begins_with_its_thing_passes(text: str) -> None:
     assert _of_python(f'def cost():\n    """{text}"""\n') == []
 
 
-def test_attribute_docstring_that_begins_with_a_preposition_is_found() -> None:
+def test_attribute_docstring_with_leading_preposition_is_found() -> None:
     assert _of_python('PARTS = 16\n"""Of the room."""\n') == [("opening", 2, "Of")]
 
 
-def test_banned_words_are_found_in_docstrings_and_comments_by_line() -> None:
+def test_banned_words_in_docstrings_and_comments_have_lines() -> None:
     source = f'"""Steps.\n\nRequests {BANNED} wait."""\n\nx = 1  # this hangs {"on"} y\n'
     assert _of_python(source) == [("word", 3, BANNED), ("word", 5, "hangs on")]
 
@@ -50,7 +50,7 @@ def test_text_of_strings_and_quoted_names_passes() -> None:
         ("def test_it_is_the_{}_of_all(): ...", "nobody"),
     ],
 )
-def test_names_with_banned_words_are_found_where_they_are_defined(source: str, name: str) -> None:
+def test_names_with_banned_words_are_found_at_definition(source: str, name: str) -> None:
     assert [text for rule, _, text in _of_python(source.format(name)) if rule == "name"] == [
         name if "test" not in source else f"test_it_is_the_{name}_of_all"
     ]

@@ -37,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.slow
-def test_one_command_gives_how_the_times_came_about_a_table_and_files(manifest, tmp_path, capsys):
+def test_one_command_gives_origin_of_times_table_and_files(manifest, tmp_path, capsys):
     """It uses shipped worlds: no package has to be installed, and nothing is downloaded."""
     folder = tmp_path / "out"
     out = said(capsys, "--manifest", manifest, "--system", "h100_sxm", *LOAD, "--compare", "--output", folder)
@@ -54,7 +54,7 @@ def test_one_command_gives_how_the_times_came_about_a_table_and_files(manifest, 
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.slow
-def test_without_a_rate_there_are_several_and_where_speculation_stops_to_pay(manifest, capsys):
+def test_default_rates_show_where_speculation_stops_paying(manifest, capsys):
     out = said(capsys, "--manifest", manifest, "--system", "h100_sxm", "--output-tokens", "16", "--duration", "1s")
     assert out.count("outrider") == 2
     assert "Speculation pays at every rate" in out
@@ -62,7 +62,7 @@ def test_without_a_rate_there_are_several_and_where_speculation_stops_to_pay(man
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
-def test_attainment_stands_by_class_for_ours_and_for_plain_decoding(manifest, tmp_path, capsys):
+def test_attainment_is_by_class_for_ours_and_plain_decoding(manifest, tmp_path, capsys):
     """Plain decoding takes 6.5 ms per token and misses 6 ms; ours does not. No request has the third class."""
     folder = tmp_path / "out"
     out = said(capsys, "--manifest", manifest, "--system", "h100_sxm", *LOAD, "--mix", "tight=1", "--output", folder)
@@ -199,7 +199,7 @@ def test_wrong_input_ends_with_code_2_and_a_sentence(manifest, capsys, arguments
 
 
 @pytest.mark.usefixtures("short")
-def test_too_many_requests_are_refused_before_the_first_of_several_rates(manifest, capsys):
+def test_too_many_requests_are_refused_before_the_first_rate(manifest, capsys):
     words = failure(
         capsys, "--manifest", manifest, "--system", "h100_sxm", "--output-tokens", "16", "--duration", "99h"
     )
@@ -223,7 +223,7 @@ def test_a_trace_at_one_instant_has_no_pace(manifest, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc", "file", "file/below"])
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_simulated(folder, manifest, tmp_path, capsys):
+def test_unwritable_folder_is_refused_before_simulation(folder, manifest, tmp_path, capsys):
     (tmp_path / "file").touch()
     words = failure(capsys, "--manifest", manifest, "--system", "h100_sxm", *LOAD, "--output", tmp_path / folder)
     assert f"--output {tmp_path / folder}: no folder to write to" in words
@@ -241,7 +241,7 @@ def test_unknown_system_is_refused_with_the_known_ones(system, manifest_of, tmp_
 
 
 @without_the_extra
-def test_a_system_without_shipped_times_says_what_to_install_and_what_there_is(manifest, capsys):
+def test_system_without_shipped_times_says_what_to_install(manifest, capsys):
     words = failure(capsys, "--manifest", manifest, "--system", "b200_sxm")
     assert "pip install 'outrider[bench]'" in words
     assert "meta-llama/Llama-3.1-8B-Instruct on 1 x h200_sxm" in words

@@ -44,7 +44,7 @@ def test_the_manifest_sets_classes_lengths_and_limits(service):
     assert [member.drafter.name for member in service.pool] == ["head", "ngram"]
 
 
-def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(manifest):
+def test_window_costs_whole_pages_and_notes_shared_acceptance(manifest):
     """The smallest window looked best, and nothing said that its proposals were those of another one."""
     document = yaml.safe_load(manifest.read_text())
     block = {"sinkTokens": 1, "windowTokens": 2}
@@ -58,7 +58,7 @@ def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(
 
 
 @pytest.mark.slow
-def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(service, monkeypatch):
+def test_two_heads_are_lifted_apart_and_the_better_is_used(service, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     world = simulated_deployment.on_system(service, "h100_sxm")
     pair = simulated_deployment.deployed(
@@ -156,7 +156,7 @@ def row(rate: float, speedup: float) -> PolicyFigures:
     return PolicyFigures("outrider", rate, 1, 100.0, 1.0, speedup, 0.1, 0.01, 0.01, 1.0, ())
 
 
-def test_the_crossover_is_the_first_rate_from_which_on_nothing_is_gained():
+def test_crossover_is_the_first_rate_without_gain_at_later_ones():
     rows = [row(10, 1.5), row(20, 1.01), row(30, 1.1), row(40, 1.0), row(50, 1.01)]
     assert "From 40 requests a second on" in comparison.crossover(rows)
     assert "every rate up to 20 " in comparison.crossover([row(10, 1.5), row(20, 1.2)])

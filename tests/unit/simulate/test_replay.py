@@ -70,7 +70,7 @@ def goodput(engine: ReplayEngine) -> float:
 @pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(list(policies())), st.sampled_from([400, 4000, 1 << 20]))
 @settings(max_examples=25, deadline=None)
-def test_every_request_gets_its_tokens_whatever_decides_and_however_little_memory_there_is(seed, name, kv_tokens):
+def test_requests_get_their_tokens_under_any_policy_and_memory(seed, name, kv_tokens):
     """Continuous batching, chunks and preemption lose no token and make none up."""
     rng = np.random.default_rng(seed)
     load = open_load(poisson(40.0, 12, rng), LIFTED, None, rng, Lengths(120, 24))
@@ -188,7 +188,7 @@ def test_a_recording_survives_its_file(tmp_path):
     assert again.drafters == RECORDED.drafters
 
 
-def test_a_file_that_is_no_recording_is_refused_with_what_it_lacks(tmp_path):
+def test_file_that_is_no_recording_is_refused_with_missing_parts(tmp_path):
     np.savez(tmp_path / "other.npz", drafters=np.array(["eagle"]))
     with pytest.raises(ValueError, match="lacks"):
         recordings.load(tmp_path / "other.npz")
@@ -199,7 +199,7 @@ def test_requests_without_a_class_say_so():
 
 
 @pytest.mark.slow
-def test_where_memory_is_full_ours_speculates_in_the_rest_of_the_blocks_that_requests_hold():
+def test_full_memory_leaves_room_for_drafts_in_held_blocks():
     """More comes in than is served, and no block is free for long: what is proposed must not wait for that."""
     rng = np.random.default_rng(5)
     small = setting(limits=Limits(kv_tokens=4000))
@@ -229,7 +229,7 @@ def test_the_profile_is_measured_as_far_as_requests_go():
     assert costs[1].seconds(shape) == pytest.approx(seconds, rel=0.05)
 
 
-def test_a_drafter_that_costs_something_for_each_request_is_profiled_so():
+def test_drafter_with_cost_per_request_is_profiled_with_it():
     """The fit takes the smallest form that holds, like outrider-profile. Bug: a head on CPUs was up to a quarter
     more expensive than its profile said."""
     world = worlds.load("smollm2-135m-cpu")

@@ -49,7 +49,7 @@ def running(requests: int, **columns) -> Batch:
 
 @given(st.integers(0, 10**6), st.integers(1, WIDTH), st.integers(1, DEPTH))
 @settings(max_examples=60, deadline=None)
-def test_a_narrow_beam_is_a_tree_of_at_most_its_width_that_holds_the_greedy_chain(seed, width, depth):
+def test_narrow_beam_keeps_its_width_and_the_greedy_chain(seed, width, depth):
     at = np.random.default_rng(seed).integers(0, RECORDED.start[-1], 5)
     table = BEAMS.table(at, np.full(5, depth), width)
     forest = forest_of(table, 5)
@@ -66,7 +66,7 @@ def test_a_narrow_beam_is_a_tree_of_at_most_its_width_that_holds_the_greedy_chai
 
 
 @pytest.mark.parametrize("made", [RECORDED, LIFTED])
-def test_a_beam_accepts_at_least_what_its_chain_does_wherever_it_was_recorded(made):
+def test_beam_accepts_at_least_as_much_as_its_chain(made):
     """One target: where the chain's first d tokens are right, the way through the beam is that chain."""
     beams, column = RecordedBeams(made.trees["eagle"]), made.drafters.index("eagle")
     positions = np.arange(made.start[-1])
@@ -90,7 +90,7 @@ def test_lifting_moves_only_the_true_token_to_rank_1():
     assert (gone[:, 1:] | ~gone[:, :-1]).all()  # a node that has left the beam never comes back
 
 
-def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
+def test_trees_serve_each_token_once_in_fewer_steps_than_chains():
     """A chain and a tree around it give the same tokens for the same requests; a step with the tree gives more."""
     steps = {}
     for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH, (4, 1, 1, 1, 1, 1, 1, 1)))):
@@ -102,7 +102,7 @@ def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
     assert steps["tree"] < steps["chain"]
 
 
-def test_specinfers_tree_has_its_children_at_each_depth_and_no_orphans():
+def test_specinfer_tree_has_children_at_all_depths_no_orphans():
     forest = forest_of(BEAMS.table(np.arange(20), np.full(20, DEPTH), WIDTH), 20)
     nodes = StaticTree(1, 0, WIDTH).plan_verify(running(20), forest).nodes
     below = nodes & (forest.parent != ROOT)
@@ -130,12 +130,12 @@ def test_adaserve_spends_its_budget_to_the_token_roots_included():
     assert adaserve(1000, emitted=[10, 10])[1].nodes.all()
 
 
-def test_adaserve_serves_those_behind_their_tpot_before_throughput():
+def test_adaserve_serves_late_requests_before_throughput():
     """The second request has had 5 tokens where 10 were due: with little budget its nodes are taken."""
     _, plan = adaserve(8, emitted=[30, 5])
     assert plan.lengths.tolist() == [0, 6]
 
 
-def test_adaserves_depth_and_width_are_those_of_equations_8_and_9():
+def test_adaserve_depth_and_width_follow_equations_8_and_9():
     policy = AdaServe(1, 0, 64, DEPTH, WIDTH, (0.01,))
     assert [policy.size(n) for n in (1, 10, 24, 40, 100)] == [(8, 4), (7, 4), (3, 2), (2, 1), (1, 1)]

@@ -33,7 +33,7 @@ def world(request) -> World:
     return load(request.param)
 
 
-def test_every_world_says_where_its_times_come_from_and_what_is_derived(world):
+def test_every_world_names_the_source_of_its_times(world):
     """A figure is worth what its source is worth."""
     assert world.source
     assert world.derived
@@ -92,7 +92,7 @@ def test_a_pass_costs_what_the_graph_that_holds_it_costs():
     assert world.target_s(decoding(33, 4)) == pytest.approx(world.target_s(decoding(34, 4)), rel=0.02)
 
 
-def test_an_unknown_world_is_refused_with_the_names_of_those_that_are_known():
+def test_unknown_world_is_refused_with_the_known_names():
     with pytest.raises(SimulationError, match=r"llama-3\.1-8b-h200"):
         load("llama-3.1-8b-abacus")
 

@@ -76,7 +76,7 @@ def test_layers_of_one_kind_have_one_spec() -> None:
     assert kv_bytes_per_token(SimpleNamespace(kv_cache_groups=[group]), {"head.0"}) == 10
 
 
-def test_weights_cost_concurrency_where_they_leave_less_room_for_kv() -> None:
+def test_weights_cost_concurrency_if_they_leave_less_kv() -> None:
     """100 tokens of 10 bytes; without the drafter's 2 bytes a token and 600 bytes of weights it would be 200."""
     assert drafter_memory(600, 2, 10, 100, shares_with_kv=True).concurrency_percent == 50
     assert drafter_memory(600, 2, 10, 100, shares_with_kv=False).concurrency_percent == 20

@@ -73,7 +73,7 @@ def test_room_for_adapters_has_a_rank_that_vllm_takes(rank: int, of_vllm: int) -
     ("config", "extra", "served"),
     [({}, [], "float32"), ({"quantization_config": {}}, [], "auto"), ({}, ["--quantization=awq"], "auto")],
 )
-def test_quantised_weights_keep_their_dtype_on_a_cpu_that_is_slow_at_it(
+def test_quantised_weights_keep_their_dtype_on_a_slow_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], extra: list[str], served: str
 ) -> None:
     """vLLM computes with them in 16 bits, and does not start in float32."""
@@ -98,7 +98,7 @@ def test_every_member_of_the_pool_proposes_lengths_that_vary() -> None:
         assert config["num_speculative_tokens"] == 5
 
 
-def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
+def test_vllm_hosts_the_neural_drafter_of_a_pool_that_has_one() -> None:
     """Promise: prompt lookup together with a neural drafter needs no second engine."""
     plan = plan_of(boot_config([lookup(), eagle(HEAD)]), HostedPool(hosted=(lookup(), eagle(HEAD))))
     config = arguments.speculative_config(plan)
@@ -106,7 +106,7 @@ def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
     assert config["method"] == "eagle3"
 
 
-def test_compiled_code_is_kept_apart_by_all_heads_whose_layers_the_target_hands_out() -> None:
+def test_compile_cache_key_has_the_layers_of_all_heads() -> None:
     """vLLM's hash knows the primary head's layers. Code that was compiled for another pool would hand out others."""
 
     def config(*pool: DrafterSpec) -> list[str]:
@@ -127,7 +127,7 @@ def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     assert engine_arguments[0] == launch.target_location(plan)
 
 
-def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
+def test_step_is_one_call_to_a_worker_in_its_own_process() -> None:
     """vLLM's own executor asks it for proposals in a call of their own. The user's choice of an executor comes last."""
     boot = boot_config([lookup()], extra=["--distributed-executor-backend=mp"])
     server_arguments = arguments.server_arguments(plan_of(boot, HostedPool(hosted=(lookup(),))))
@@ -235,7 +235,7 @@ def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / launch.PLAN_FILE).read_text())["boot"]["service"] == "chat"
 
 
-def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_path: Path) -> None:
+def test_drafter_that_the_worker_cannot_host_is_reported(tmp_path: Path) -> None:
     """Promise: a drafter never keeps a pod down; the state names it with the reason. Earlier starts are forgotten."""
     plan = plan_of(boot_config([lookup(), eagle(HEAD)]), HostedPool(hosted=(lookup(), eagle(HEAD))))
     plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
@@ -280,7 +280,7 @@ def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None
     assert launch.after_failure(plan, ValueError("out of memory")) is None
 
 
-def test_drafters_that_the_worker_noted_before_the_engine_ended_are_left_out_at_the_next_start(tmp_path: Path) -> None:
+def test_drafters_noted_before_the_engine_ended_stay_out_next(tmp_path: Path) -> None:
     """It notes those that leave no room for KV, and vLLM ends; a second end without a note is no drafter's fault."""
     hosted = (lookup(), eagle(HEAD), draft_model(HEAD))
     plan = plan_of(boot_config(hosted), HostedPool(hosted=hosted))
