@@ -49,10 +49,15 @@ def _zero(counters: type[Counters]) -> Counters:
 
 
 def _combined(counted: CountersT, other: CountersT, combine: Callable[[Any, Any], Any]) -> CountersT:
-    """Combine field by field. A copy is made ten times faster than a new model."""
+    """Combine field by field. The new model is made as pydantic's own copy is, and shares the set of its fields: sums
+    are made for each pod every few seconds, and kept by the thousand."""
     others = other.__dict__
     values = {name: combine(value, others[name]) for name, value in counted.__dict__.items()}
-    return counted.model_copy(update=values)
+    combined = object.__new__(type(counted))
+    shared = {"__pydantic_fields_set__": counted.model_fields_set, "__pydantic_extra__": None}
+    for name, value in {"__dict__": values, **shared, "__pydantic_private__": None}.items():
+        object.__setattr__(combined, name, value)
+    return combined
 
 
 def _sum(first: Any, other: Any) -> Any:
@@ -60,7 +65,8 @@ def _sum(first: Any, other: Any) -> Any:
         total = first + other
         return total if total <= MOST_COUNTED else type(total)(MOST_COUNTED)
     if isinstance(first, list):
-        return [count + more for count, more in zip_longest(first, other, fillvalue=0)]
+        # A bucket that did not grow stays the same object: sums over time are kept in memory by the thousand.
+        return [count + more if more else count for count, more in zip_longest(first, other, fillvalue=0)]
     if isinstance(first, dict):
         return {**first, **other, **{key: _sum(value, other[key]) for key, value in first.items() if key in other}}
     return _combined(first, other, _sum)

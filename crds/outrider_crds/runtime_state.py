@@ -16,7 +16,14 @@ from pydantic import Field
 from outrider_crds.base import Model
 from outrider_crds.contract import Contract
 from outrider_crds.counter_sums import Counters
-from outrider_crds.counters import AdapterCounters, ArmCounters, DrafterCounters, SLOClassCounters, StepCounters
+from outrider_crds.counters import (
+    AdapterCounters,
+    ArmCounters,
+    DrafterCounters,
+    HistogramState,
+    SLOClassCounters,
+    StepCounters,
+)
 from outrider_crds.metrics import Group, Labelled, Metric
 from outrider_crds.texts import Message, Text
 
@@ -157,6 +164,10 @@ def _what_runs(state: Any, revision: str) -> Iterator[Labelled]:
     )
 
 
+_NOT_SUMMED = HistogramState(counts=[])
+"""TTFT has no figure in the status, and a histogram of it would take a third of a window's memory."""
+
+
 class RuntimeState(StepCounters, Contract):
     schema_version: int = STATE_SCHEMA
     service: Text
@@ -201,7 +212,10 @@ class RuntimeState(StepCounters, Contract):
         return ServiceCounters.part_of(self).model_copy(
             update={
                 "drafters": {report.name: DrafterCounters.part_of(report) for report in self.drafters},
-                "slo_classes": {report.name: SLOClassCounters.part_of(report) for report in self.slo_classes},
+                "slo_classes": {
+                    report.name: SLOClassCounters.part_of(report).model_copy(update={"ttft": _NOT_SUMMED})
+                    for report in self.slo_classes
+                },
                 "adapters": {report.name: AdapterCounters.part_of(report) for report in self.adapters},
             }
         )

@@ -73,25 +73,20 @@ class _Counter:
         return (self.field or self.name) in OF_EVERY_REVISION
 
 
-_FIELDS: Mapping[str, type[Counters]] = {
-    "": StepCounters,
-    "speedup": SpeedupCounters,
-    "drafters": DrafterCounters,
-    "slo_classes": SLOClassCounters,
-    "adapters": AdapterCounters,
-}
-_NEEDED: Mapping[str, Collection[str]] = {
+_NEEDED: Mapping[str, tuple[type[Counters], Collection[str]]] = {
     "": (
-        "output_tokens", "draft_length_steps", "steps", "speculative_steps", "busy_s",
-        "batch_squared", "batch_accepted", "batch_busy_s", "prompt_busy_s",
+        StepCounters,
+        ("output_tokens", "draft_length_steps", "steps", "speculative_steps", "busy_s",
+         "batch_squared", "batch_accepted", "batch_busy_s", "prompt_busy_s"),
     ),
-    "speedup": SpeedupCounters.model_fields,
-    "drafters": ("request_steps", "tried", "accepted"),
-    "slo_classes": ("finished", "attained", "aborted"),
-    "adapters": ("tried", "accepted", "finished", "attained"),
+    "speedup": (SpeedupCounters, SpeedupCounters.model_fields),
+    "drafters": (DrafterCounters, ("request_steps", "tried", "accepted")),
+    "slo_classes": (SLOClassCounters, ("finished", "attained", "aborted")),
+    "adapters": (AdapterCounters, ("tried", "accepted", "finished", "attained")),
 }  # fmt: skip
+"""Field of `ServiceCounters` -> its counters, of which figures need these."""
 _COUNTERS = [
-    _Counter(field, name, metric_of(_FIELDS[field], name)) for field, names in _NEEDED.items() for name in names
+    _Counter(field, name, metric_of(model, name)) for field, (model, names) in _NEEDED.items() for name in names
 ]
 _OF_WINDOW = [counter for counter in _COUNTERS if counter.field != "speedup" and counter.name != "speculative_steps"]
 _RARE = [counter for counter in _COUNTERS if not counter.of_every_revision]
@@ -251,13 +246,13 @@ def _counters(rows: Rows, tpot_counts: Mapping[str, list[float]]) -> ServiceCoun
     """The counters in `rows`. tpot_counts: observations by class and bucket."""
     fields: defaultdict[str, defaultdict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for (field, key, name), value in rows.items():
-        default = _FIELDS[field].model_fields[name].default
+        default = _NEEDED[field][0].model_fields[name].default
         # Prometheus has added up the lengths of drafts and the classes of an adapter already.
         fields[field][key][name] = [value] if default == [] else {"": value} if default == {} else value
     for slo_class, counts in tpot_counts.items():
         fields["slo_classes"][slo_class]["tpot"] = HistogramState(counts=[]).model_copy(update={"counts": counts})
     made: dict[str, Any] = {
-        field: {key: _FIELDS[field]().model_copy(update=counted) for key, counted in keyed.items()}
+        field: {key: _NEEDED[field][0]().model_copy(update=counted) for key, counted in keyed.items()}
         for field, keyed in fields.items()
         if field
     }

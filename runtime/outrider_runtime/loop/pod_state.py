@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider_crds.counters import SpeedupCounters
+from outrider_crds.counters import DrafterCounters, SpeedupCounters
 from outrider_crds.runtime_state import ChoiceState, DrafterMemory, DrafterReport
 
 from outrider_runtime.control import state as control
@@ -49,9 +49,6 @@ def _drafter(name: str, loop: ControlLoop, state: control.State, memory: Drafter
         kind=loop.blocks[name].kind if name in loop.blocks else "",
         loaded=True,
         reason=seen.suspended,
-        request_steps=seen.request_steps,
-        tried=seen.tried,
-        verified=seen.verified,
-        accepted=seen.accepted,
+        **dict(DrafterCounters.part_of(seen)),
         memory=memory,
     )
