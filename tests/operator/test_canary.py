@@ -63,7 +63,7 @@ def before(services: dict[str, Service]) -> dict[str, tuple[str, set[str]]]:
     return noted
 
 
-def test_a_bad_draft_is_taken_back_and_the_old_pods_are_never_touched(services: dict[str, Service]) -> None:
+def test_bad_draft_is_taken_back_without_touching_old_pods(services: dict[str, Service]) -> None:
     service = services["bad"]
     service.wait_updated()
     before, revision = uids(service.ready_pods()), service.revision

@@ -139,7 +139,7 @@ def test_a_service_that_another_made_is_not_taken_over(
         assert present["metadata"][field] == made["metadata"][field]
 
 
-def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: Make, refuse: Refuse) -> None:
+def test_template_that_fails_with_500_blocks_no_other_change(make: Make, refuse: Refuse) -> None:
     """HTTP 500 for the new pods: a condition says so, and the change of scale in the same edit is applied."""
     service = make("webhook", profiling={"mode": "Skip"})
     service.wait_updated()
@@ -157,7 +157,7 @@ def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: M
 
 
 @pytest.mark.usefixtures("never_pulled")
-def test_a_policy_that_rewrites_images_is_reported_and_not_fought(make: Make, cluster: Cluster) -> None:
+def test_policy_that_rewrites_images_is_reported_not_fought(make: Make, cluster: Cluster) -> None:
     """Each look applied the Deployment again, which changed nothing: six writes a second for one service."""
     service = make("rewritten", replicas=0, profiling={"mode": "Skip"})
     service.wait_updated()
@@ -179,7 +179,7 @@ def test_a_policy_that_rewrites_images_is_reported_and_not_fought(make: Make, cl
     service.wait_updated()
 
 
-def test_a_webhook_that_takes_its_time_holds_up_its_own_namespace_only(slow: Slow, make: Make, client: Client) -> None:
+def test_slow_webhook_delays_its_own_namespace_only(slow: Slow, make: Make, client: Client) -> None:
     """Services whose writes hang had every worker of the operator, and a neighbour got no status. The denial that comes
     at last is reported, though it has the status of a busy server."""
     namespace, holding = slow

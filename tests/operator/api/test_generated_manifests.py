@@ -31,9 +31,7 @@ _examples = settings(
 
 @_examples
 @given(spec=generated.good())
-def test_what_admission_accepts_the_api_server_accepts_in_the_children(
-    apiserver: ApiServer, spec: dict[str, Any]
-) -> None:
+def test_accepted_manifest_has_children_the_api_server_accepts(apiserver: ApiServer, spec: dict[str, Any]) -> None:
     """A manifest that is accepted and whose Deployment or profiling Job is then refused would never serve."""
     manifest = generated.text(spec)
     assert generated.problems(manifest) == []
@@ -55,9 +53,7 @@ def test_fields_of_a_pod_patch_reach_the_api_server(apiserver: ApiServer) -> Non
 
 @_examples
 @given(spec=generated.near_good())
-def test_a_changed_manifest_gets_equal_verdicts_with_a_sentence_each(
-    apiserver: ApiServer, spec: dict[str, Any]
-) -> None:
+def test_changed_manifest_gets_one_verdict_from_both_readers(apiserver: ApiServer, spec: dict[str, Any]) -> None:
     """One mistake: both refuse it and say why, or both take it."""
     manifest = generated.text(spec)
     stored, problems = apiserver.dry_run(manifest), generated.problems(manifest)

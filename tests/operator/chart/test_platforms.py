@@ -102,9 +102,7 @@ def test_the_admin_port_is_for_the_operator_and_for_monitoring(bare: Cluster, re
     assert not reaches(bare, "stranger", name, address, ADMIN_PORT)
 
 
-def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy(
-    bare: Cluster, openshift: Team
-) -> None:
+def test_conditions_name_the_policy_that_blocks_the_operator(bare: Cluster, openshift: Team) -> None:
     """Pods are ready, since the kubelet reaches them; a condition should tell why nothing is known of them."""
     for kind, status, reason in (
         ("Updated", "False", "ConfigPending"),
@@ -117,7 +115,7 @@ def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy
     openshift.service.wait_updated()
 
 
-def test_prometheus_sees_the_conditions_of_a_releases_own_services(bare: Cluster, openshift: Team) -> None:
+def test_prometheus_sees_conditions_of_the_releases_services(bare: Cluster, openshift: Team) -> None:
     """The alerts stand on these series; one that stayed after its service would fire for ever."""
     client = openshift.service.client
     client.create(SERVICE, manifests.service("brief", openshift.name, target=HUB, replicas=0))

@@ -193,9 +193,7 @@ def test_every_setting_of_the_operator_is_set(any_cluster: Kubectl, tmp_path: Pa
     assert OperatorSettings(**{name: text for name, text in variables.items() if text}).resync_interval_s == 60
 
 
-def test_prometheus_ca_and_token_are_mounted_where_the_operator_reads_them(
-    any_cluster: Kubectl, tmp_path: Path
-) -> None:
+def test_prometheus_ca_and_token_are_mounted_for_the_operator(any_cluster: Kubectl, tmp_path: Path) -> None:
     """CA and token come from a ConfigMap and a Secret; without them nothing is mounted."""
     chosen = {"url": "https://prometheus", "ca": {"configMap": "bundle"}, "token": {"secret": "reader", "key": "t"}}
     (deployment,) = [o for o in rendered(any_cluster, tmp_path, {"prometheus": chosen}) if o["kind"] == "Deployment"]
@@ -290,7 +288,7 @@ def test_two_releases_share_no_name_in_the_cluster(any_cluster: Kubectl) -> None
     ("chosen", "openshift", "named"),
     [(None, False, True), (None, True, False), (True, False, False), (False, True, True)],
 )
-def test_the_operators_pod_names_a_user_unless_the_platform_assigns_it(
+def test_operator_pod_names_a_user_unless_the_platform_does(
     any_cluster: Kubectl, chosen: bool | None, openshift: bool, named: bool
 ) -> None:
     """The chart detects OpenShift by its API unless the values say it, and passes it to the operator."""

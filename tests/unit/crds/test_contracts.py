@@ -74,16 +74,14 @@ def test_what_is_written_today_has_all_that_0_1_reads(name: str) -> None:
 
 @pytest.mark.parametrize("contract", [RuntimeState, BootConfig, HotConfig, ProfilingResult])
 @pytest.mark.parametrize("version", [0, 2])
-def test_a_document_of_another_schema_version_is_refused_with_a_sentence(
-    contract: type[Contract], version: int
-) -> None:
+def test_document_of_another_schema_version_is_refused(contract: type[Contract], version: int) -> None:
     """Misreading it would be worse."""
     name = {RuntimeState: "state", BootConfig: "boot-config", HotConfig: "hot-config"}.get(contract, "profiling-result")
     with pytest.raises(ValidationError, match=f"is {version}, and this release reads 1 to 1: upgrade"):
         contract.read(json.dumps({**FROZEN[name], "schemaVersion": version}))
 
 
-def test_a_pod_echoes_the_config_as_it_was_written_not_as_it_reads_it() -> None:
+def test_pod_echoes_the_config_as_it_was_written() -> None:
     """Else `Updated` would wait for ever on pods of another release: one that knows fewer fields, or more."""
     written = FROZEN["hot-config"]
     assert read_hot_config(json.dumps(written).encode())[1] == config_hash(HotConfig.model_validate(written))

@@ -41,7 +41,7 @@ def test_every_field_is_described(part: str) -> None:
     assert silent == []
 
 
-def test_every_method_is_named_where_kubectl_explains_the_methods() -> None:
+def test_kubectl_explain_names_every_method() -> None:
     """`kubectl explain` shows four values of an enum: the others stand in its description only."""
     method = _schema()["properties"]["spec"]["properties"]["draftPool"]["items"]["properties"]["method"]
     assert [name for name in method["enum"] if name not in method["description"]] == []

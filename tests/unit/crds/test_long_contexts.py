@@ -18,7 +18,7 @@ STEP = ProfileStepCost(
 SELF = SelfDraft(STEP, STEP, budget_tokens=512, most_tokens=4)
 
 
-def test_a_pass_that_costs_a_step_never_pays_and_one_that_costs_little_does() -> None:
+def test_drafting_pays_only_at_long_contexts_and_large_batches() -> None:
     assert SELF.speedup(256, 1) < 1.0
     assert SELF.speedup(100_000, 8) > 2.0
 
@@ -42,9 +42,7 @@ self_drafts = st.builds(
 
 
 @given(self_drafts, st.sampled_from(BATCHES), st.floats(0, 1))
-def test_drafting_pays_from_the_break_even_up_to_the_longest_context(
-    self_draft: SelfDraft, batch: int, share: float
-) -> None:
+def test_drafting_pays_from_break_even_to_the_longest_context(self_draft: SelfDraft, batch: int, share: float) -> None:
     """Whatever was measured, also where a short context pays and a longer one does not. Two digits are reported."""
     tokens, longest = self_draft.break_even_tokens(batch), self_draft.longest_tokens(batch)
     if tokens is None:
@@ -81,7 +79,7 @@ def test_a_context_that_no_request_can_have_is_no_break_even() -> None:
     assert dataclasses.replace(SELF, request_tokens=tokens // 2).break_even_tokens(1) is None
 
 
-def test_what_the_cache_cannot_hold_for_so_many_requests_is_no_break_even() -> None:
+def test_contexts_beyond_the_kv_cache_have_no_break_even() -> None:
     tokens = SELF.break_even_tokens(4)
     assert tokens is not None
     full = dataclasses.replace(SELF, kv_tokens=2 * tokens)
@@ -90,13 +88,13 @@ def test_what_the_cache_cannot_hold_for_so_many_requests_is_no_break_even() -> N
     assert full.inflection_tokens() is None
 
 
-def test_where_it_pays_without_any_context_no_shortest_one_is_made_up() -> None:
+def test_drafting_that_pays_at_any_context_has_no_minimum() -> None:
     """It said 260, the shortest one that it looked at."""
     free = dataclasses.replace(SELF, draft=ProfileStepCost(constant_s=1e-6))
     assert free.break_even_tokens(1) == 0
 
 
-def test_a_larger_batch_breaks_even_at_shorter_contexts_until_arithmetic_shows() -> None:
+def test_break_even_context_falls_with_batch_up_to_a_point() -> None:
     break_even = [SELF.break_even_tokens(batch) or 0 for batch in (1, 4, 16)]
     assert break_even == sorted(break_even, reverse=True)
 

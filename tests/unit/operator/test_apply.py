@@ -79,7 +79,7 @@ def made(kind: str, component: str, service: str = "chat") -> Object:
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422, 500])
-async def test_whatever_the_api_server_says_against_a_write_is_a_refusal(status: int) -> None:
+async def test_any_error_of_the_api_server_to_a_write_is_a_refusal(status: int) -> None:
     """It answers 500 to a repeated mount path: no condition reported it, and nothing else was written."""
     api = Api(None, ApiError(status, "", "it does not like that"))
     outcome = await Applier(cast(KubernetesApi, api), ObjectCache()).carry_out(
@@ -177,7 +177,7 @@ async def test_an_object_of_another_projects_service_is_refused(kind: str, compo
 
 
 @pytest.mark.parametrize(("kind", "component"), CREATED[:2])
-async def test_a_shared_object_that_another_service_made_first_is_no_refusal(kind: str, component: str) -> None:
+async def test_shared_object_made_first_by_another_is_no_refusal(kind: str, component: str) -> None:
     """The next decision sees it and joins."""
     assert await _refusals(made(kind, component, "other"), made(kind, component)) == []
 

@@ -123,7 +123,7 @@ def test_an_object_that_loses_its_owner_goes(cache: ObjectCache, woken: Woken) -
     [{"heartbeat": "12:05"}, {"ready": "False"}, {"unschedulable": True}],
     ids=["heartbeat", "ready", "cordoned"],
 )
-def test_a_field_of_a_node_that_no_decision_reads_wakes_no_service(
+def test_node_field_that_no_decision_reads_wakes_no_service(
     cache: ObjectCache, woken: Woken, news: dict[str, Any]
 ) -> None:
     """Kubelets report every few minutes; on a large cluster that would be a storm."""

@@ -25,7 +25,7 @@ def scrape(cache: ObjectCache) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
-def test_each_condition_is_one_series_that_moves_with_it_and_goes_with_the_service() -> None:
+def test_condition_is_one_series_that_ends_with_the_service() -> None:
     """An alert must neither fire for a service that was deleted nor see two reasons at once."""
     cache = ObjectCache()
     cache.seen(SERVICE, service("chat", 1, condition("Ready", "False", "NoReadyEndpoint")))
@@ -46,7 +46,7 @@ def test_a_status_that_cannot_be_read_costs_its_own_series_only() -> None:
     assert len(scrape(cache)) == 1
 
 
-def test_a_condition_of_a_later_release_costs_its_own_series_only() -> None:
+def test_condition_of_a_later_release_loses_its_own_series_only() -> None:
     """The whole status was unreadable after a rollback: every alert was blind, every verdict set again."""
     cache = ObjectCache()
     conditions = [condition("OfTomorrow", "True", "New"), condition("Ready", "True", "EndpointReady")]

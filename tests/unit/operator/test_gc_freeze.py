@@ -35,7 +35,7 @@ def test_what_lives_long_is_not_walked_and_is_freed_all_the_same() -> None:
     assert last() is None
 
 
-async def test_what_was_frozen_under_way_is_collected_once_it_is_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_object_frozen_in_use_is_collected_once_it_is_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was frozen before it ended in a circle stayed for the life of the operator."""
     monkeypatch.setattr(gc_freeze, "THAW_EVERY_S", 0.0)
     monkeypatch.setattr(gc_freeze, "LOOK_EVERY_S", 0.0)

@@ -150,7 +150,7 @@ async def test_what_went_before_it_was_read_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("owners", [[], [{"apiVersion": "v1", "kind": "Pod", "uid": "chat-uid", "controller": True}]])
-async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_ever(owners: list[Object]) -> None:
+async def test_empty_config_map_is_not_read_again_for_ever(owners: list[Object]) -> None:
     """Typed in by hand, without `data`: it looked like one whose contents were not shown yet."""
     hot = document("chat-hot", 3) | {"kind": CONFIG_MAP.kind}
     hot["metadata"] |= {"ownerReferences": owners, "labels": labels("chat")}

@@ -26,7 +26,7 @@ from tests.unit.operator.taking_api import TakingApi
 CHAT = Key("ns", "chat")
 
 
-async def test_a_new_service_shows_its_conditions_before_anything_is_made() -> None:
+async def test_new_service_shows_conditions_before_it_has_children() -> None:
     """The median of 300 new services waited 38 s: each got all children before the next showed anything."""
     api = TakingApi()
     reconciler = _reconciler(api)
@@ -47,7 +47,7 @@ async def test_first_look_at_a_new_service_reads_nothing() -> None:
     assert api.reads > 0, "children without our labels are known to the API server alone"
 
 
-async def test_a_status_that_is_refused_keeps_no_service_from_its_children() -> None:
+async def test_refused_status_does_not_block_children() -> None:
     api = TakingApi(refuses="status")
     reconciler = _reconciler(api)
     for _ in range(2):

@@ -54,7 +54,7 @@ def test_a_contest_that_has_ended_is_forgotten() -> None:
     assert rivals(_turns(HPA, GIT, HPA, GIT, every_s=CONTEST_S / 2)) == ()
 
 
-def test_writer_is_the_manager_of_the_newest_entry_with_the_field() -> None:
+def test_writer_is_the_manager_of_the_fields_newest_entry() -> None:
     """Two managers own one value if both wrote the same; entries of other fields, or broken ones, are none's."""
     replicas: dict[str, Any] = {"f:replicas": {}}
     entries = [

@@ -87,7 +87,7 @@ def test_only_an_ip_address_is_polled(cache: ObjectCache, pods: ServingPods) -> 
     assert {pod_seen.name: pod_seen.address for pod_seen in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}
 
 
-def test_pods_of_a_draft_canary_count_and_those_of_no_other_deployment(cache: ObjectCache, pods: ServingPods) -> None:
+def test_pods_of_a_canary_count_those_of_other_deployments_not(cache: ObjectCache, pods: ServingPods) -> None:
     """Its Deployment is the service's second: the name alone tells it from a tenant's."""
     for name in ("chat-canary", "chat-copy"):
         second = document(name, 1, uid=f"{name}-deployment")

@@ -178,7 +178,7 @@ async def test_a_pod_that_answers_nonsense_is_polled_rarely(
     assert len(bad) == 1
 
 
-async def test_the_first_round_does_not_wait_for_pods_that_never_answer(
+async def test_first_round_does_not_wait_for_silent_pods(
     monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
 ) -> None:
     """The operator's start would be a tenant's to delay."""

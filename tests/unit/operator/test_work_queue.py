@@ -102,7 +102,7 @@ async def test_a_namespace_whose_writes_take_long_holds_up_no_other() -> None:
     assert [await queue.get(), await queue.get()] == slow[3:]
 
 
-async def test_a_key_that_gets_urgent_while_its_namespace_is_at_work_runs_once() -> None:
+async def test_key_that_becomes_urgent_during_work_runs_once() -> None:
     """The entry that it replaced blocks no other key."""
     queue = WorkQueue(most_at_once=1)
     busy, first, second = (Key("slow", name) for name in ("busy", "first", "second"))

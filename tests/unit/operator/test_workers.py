@@ -42,7 +42,7 @@ class HangingApi(TakingApi):
         return await super().create(document)
 
 
-async def test_webhooks_of_some_namespaces_that_do_not_answer_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_webhooks_delay_no_other_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three namespaces with sixteen services each had every worker: a bystander waited 114 s for its first status."""
     monkeypatch.setattr(module, "LONGEST_HOLD_S", 0.05)
     api, slow = HangingApi(), WORKERS // MOST_OF_A_NAMESPACE

@@ -17,7 +17,7 @@ from outrider_operator.cluster_model import (
 from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest
 
 
-def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
+def test_first_look_makes_all_children_and_sets_all_conditions() -> None:
     """Each condition is set at first sight, and the children of a service are made."""
     world = World(manifest())
     plan = world.reconcile()
@@ -104,7 +104,7 @@ def test_a_draft_that_is_patched_in_is_measured_alone() -> None:
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
-def test_three_products_get_three_jobs_and_pods_learn_which_they_are_on() -> None:
+def test_three_products_get_three_jobs_and_annotated_pods() -> None:
     """Several products: a Job each, all profiles mounted, the pod annotated once it has a node."""
     products = ["NVIDIA-H200", "NVIDIA-A100", "NVIDIA-L4"]
     world = World(
@@ -160,7 +160,7 @@ def test_an_idle_service_is_not_written() -> None:
         assert plan.events == ()
 
 
-def test_a_new_service_gets_no_event_for_what_is_the_case_from_the_start() -> None:
+def test_new_service_gets_no_event_for_its_initial_conditions() -> None:
     """Eight Events for each of 300 new services were half of all writes; one that is wrong from birth gets its own."""
     assert World(manifest()).reconcile().events == ()
     wrong = World(manifest(target={"name": "m", "source": {"hostPath": {"path": "/somewhere"}}})).reconcile()

@@ -31,9 +31,7 @@ WRITABLE = {"volumes": [{"name": "v", **HOST}], "volumeMounts": [{"name": "v", "
     ],
     ids=["target", "volume", "prometheus", "schema", "writable", "target upwards", "volume upwards"],
 )
-def test_a_spec_that_cannot_be_applied_changes_nothing_and_says_why(
-    change: dict[str, Any], reason: str, remedy: str
-) -> None:
+def test_spec_that_cannot_be_applied_changes_nothing(change: dict[str, Any], reason: str, remedy: str) -> None:
     """SpecValid=False never touches Ready; Updated tells CI why it waits in vain; no retry loop."""
     world = World(manifest())
     world.serve()
@@ -106,7 +104,7 @@ def test_an_object_of_someone_else_is_not_touched(owner: dict[str, Any] | None) 
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
 
 
-def test_children_of_a_deleted_service_of_that_name_are_waited_for() -> None:
+def test_children_of_a_deleted_namesake_are_waited_for() -> None:
     """Deleted and made again at once: garbage collection has not taken the old children yet."""
     world = World(manifest())
     world.settle()

@@ -99,7 +99,7 @@ def test_keys_that_the_status_could_not_name_are_no_boot_config(world: World, ke
         BootConfig.read(json.dumps({**json.loads(document["data"][CONFIG_KEY]), "profileKeys": keys}))
 
 
-def test_a_revision_under_the_label_of_another_spec_is_not_returned_to(world: World) -> None:
+def test_revision_under_another_specs_label_is_not_reused(world: World) -> None:
     """Labels of an immutable ConfigMap can be changed: the old revision passed for the new spec's."""
     first = world.revision()
     world.patch(engine={"maxModelLen": 512})

@@ -74,7 +74,7 @@ def test_a_hot_change_reaches_pods_without_a_restart(change: dict[str, Any]) -> 
     assert world.reason(C.UPDATED) == "True/UpToDate"
 
 
-def test_a_paused_drafter_stays_in_the_boot_config_and_its_profile_its_own() -> None:
+def test_paused_drafter_stays_in_boot_config_with_its_profile() -> None:
     """A paused head is not loaded again, and pods of a revision do not differ by what is hot."""
     pools = [PLD, EAGLE], [PLD, EAGLE | {"paused": True}]
     worlds = [World(manifest(draftPool=pool)) for pool in pools]
@@ -115,7 +115,7 @@ def _hot_order(world: World) -> list[str] | None:
     return HotConfig.model_validate_json(data["config.json"]).drafter_order
 
 
-def test_a_revision_that_was_hashed_with_its_pools_order_is_known() -> None:
+def test_revision_hashed_with_its_pools_order_is_recognised() -> None:
     """The order was part of the hash before it was hot: a new operator restarts none of those services, in whichever
     order their pools stand by now."""
     spec = SpeculativeServiceSpec.model_validate(manifest(draftPool=[PLD, EAGLE])["spec"])
@@ -185,7 +185,7 @@ def test_a_change_without_effect_on_pods_leaves_their_template(change: dict[str,
 
 
 @pytest.mark.parametrize("change", REVISION, ids=str)
-def test_every_other_change_makes_a_revision_and_keeps_the_old_one(change: dict[str, Any]) -> None:
+def test_other_changes_make_a_revision_and_keep_the_old_one(change: dict[str, Any]) -> None:
     """A new immutable ConfigMap; the old one stays while a ReplicaSet needs it."""
     world = World(manifest())
     world.serve()
@@ -221,7 +221,7 @@ def test_draft_tokens_are_hot_up_to_the_value_at_boot_only() -> None:
     assert world.revision() == second
 
 
-def test_a_revert_in_the_middle_of_a_rollout_returns_to_the_old_revision() -> None:
+def test_revert_during_a_rollout_returns_to_the_old_revision() -> None:
     """The old ReplicaSet is taken up again: same name, same template, same ConfigMap."""
     world = World(manifest())
     world.serve()
@@ -262,7 +262,7 @@ def test_an_upgrade_of_the_operator_restarts_no_serving_pod() -> None:
     assert world.observed().status.runtime_image == "outrider/runtime-cpu:1"
 
 
-def test_a_move_between_cpu_and_gpu_takes_the_image_of_the_other_kind() -> None:
+def test_move_between_cpu_and_gpu_takes_the_other_image() -> None:
     """The default image is resolved per kind of hardware, also if the status was lost in between."""
     world = World(manifest())
     world.serve()
@@ -275,7 +275,7 @@ def test_a_move_between_cpu_and_gpu_takes_the_image_of_the_other_kind() -> None:
     assert container["image"] == "outrider/runtime:1"
 
 
-def test_a_revision_map_deleted_by_hand_comes_back_without_a_restart() -> None:
+def test_deleted_revision_map_is_restored_without_a_restart() -> None:
     """Even where maxDraftTokens is below its value at boot by now."""
     world = World(manifest())
     world.serve()
@@ -304,7 +304,7 @@ def test_an_annotation_that_is_no_number_of_tokens_is_taken_back() -> None:
     assert (CONFIG_MAP, name) in world.objects
 
 
-def test_a_lost_revision_map_of_another_release_is_made_from_what_runs() -> None:
+def test_lost_map_of_another_release_is_made_from_running_pods() -> None:
     """Its template is not what this release would render; nothing restarts all the same."""
     world = World(manifest())
     world.serve()
@@ -339,7 +339,7 @@ def test_a_required_profile_holds_the_new_revision_back() -> None:
     assert world.revision() != first
 
 
-def test_a_field_that_a_later_release_adds_at_its_default_is_no_new_revision() -> None:
+def test_new_field_at_its_default_makes_no_revision() -> None:
     """Defaults are left out of the hash: spelled out or not, they are the same revision."""
     world = World(manifest())
     world.serve()
@@ -349,7 +349,7 @@ def test_a_field_that_a_later_release_adds_at_its_default_is_no_new_revision() -
     assert world.revision() == first
 
 
-def test_maps_that_carry_a_revisions_label_under_other_names_cost_no_decision_its_time(
+def test_copies_of_a_revision_map_do_not_slow_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenant makes sixty copies of the current revision's map, labels and owner and all: only the map that pods
@@ -368,7 +368,7 @@ def test_maps_that_carry_a_revisions_label_under_other_names_cost_no_decision_it
     assert (CONFIG_MAP, name) in world.objects
 
 
-def test_a_map_with_a_revisions_label_that_another_owns_is_left_alone() -> None:
+def test_foreign_map_with_a_revisions_label_is_left_alone() -> None:
     """Neither read nor deleted."""
     world = World(manifest())
     world.serve()
@@ -412,7 +412,7 @@ def test_a_raised_deadline_reaches_pods_that_were_never_ready() -> None:
     assert world.revision() == patient, "its pods have shown that they start in time"
 
 
-def test_a_deadline_raised_while_every_pod_is_lost_starts_no_rollout() -> None:
+def test_deadline_raised_while_all_pods_are_lost_is_no_rollout() -> None:
     """Pods that were ready once start again after a loss of nodes as they are."""
     world = World(manifest())
     world.serve()

@@ -265,7 +265,7 @@ def test_a_service_of_an_operator_without_a_gate_goes_on() -> None:
     assert pace(world) == OPEN
 
 
-def test_a_first_pod_that_never_answers_is_stalled_at_the_deadline() -> None:
+def test_first_pod_that_never_answers_is_stalled_at_the_deadline() -> None:
     """A NetworkPolicy keeps the operator out: Kubernetes watches no deadline while the rollout is held."""
     world = serving()
     patched(world)

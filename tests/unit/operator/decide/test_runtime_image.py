@@ -18,7 +18,7 @@ def image(world: World) -> str:
     return str(containers[0]["image"])
 
 
-def test_a_service_reports_that_it_is_behind_and_moves_on_request() -> None:
+def test_service_with_an_old_image_says_so_and_moves_on_request() -> None:
     """It moves by an ordinary rollout to a new revision, and stays there when the annotation goes."""
     world = World(manifest())
     world.serve()
@@ -80,7 +80,7 @@ def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: 
     assert moves(larger) or not moves(smaller)
 
 
-def test_a_share_is_about_as_large_as_it_says_and_an_annotation_keeps_out_of_it() -> None:
+def test_upgrade_share_has_its_size_and_an_annotation_opts_out() -> None:
     metadata = [{"name": "chat", "namespace": "a", "uid": f"{number}"} for number in range(1000)]
     settings = NEW.model_copy(update={"runtime_upgrade_percent": 30})
 
@@ -102,7 +102,7 @@ def test_a_service_with_an_image_of_its_own_is_not_behind() -> None:
 
 
 @pytest.mark.parametrize("typed", ["a" * 257, "b" * 300, "two words", "umlaut:\u00e4"])
-def test_an_image_that_no_status_could_name_is_not_taken_from_the_annotation(typed: str) -> None:
+def test_image_that_the_status_cannot_hold_is_not_taken(typed: str) -> None:
     """The API server would refuse the status for ever; what the service ran on stands in it."""
     world = World(manifest())
     world.serve()
@@ -142,7 +142,7 @@ def test_a_paused_service_is_behind_until_it_goes_on() -> None:
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:2", *MOVED)
 
 
-def test_a_service_that_waits_for_the_new_images_profile_is_behind() -> None:
+def test_service_that_waits_for_a_new_images_profile_is_behind() -> None:
     """And it keeps the old image if the installation upgrades nothing any more meanwhile."""
     world = World(manifest(profiling={"mode": "Required"}))
     world.settle()

@@ -155,7 +155,7 @@ def test_time_without_decisions_does_not_use_up_the_timeout(change: dict[str, An
     assert world.phase == "Inconclusive"
 
 
-def test_an_operator_that_lost_the_status_goes_on_from_the_deployment() -> None:
+def test_operator_without_status_resumes_from_the_deployment() -> None:
     world = under_way()
     world.measure_arms(100, 0.02)
     before = world.rollout
@@ -180,7 +180,7 @@ def test_a_record_of_a_later_start_does_not_loop() -> None:
     assert json.loads(world.canary["metadata"]["annotations"]["outrider.dev/rollout"])["candidate"] == before.candidate
 
 
-def test_an_operator_that_lost_the_deployment_goes_on_from_the_status() -> None:
+def test_operator_without_deployment_resumes_from_the_status() -> None:
     world = under_way()
     world.measure_arms(100)
     del world.objects[DEPLOYMENT, NAME]

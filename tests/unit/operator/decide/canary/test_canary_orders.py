@@ -21,7 +21,7 @@ def test_sums_of_another_attempt_do_not_count() -> None:
     assert (world.phase, world.rollout.sums) == ("Starting", [])
 
 
-def test_an_annotation_that_names_no_revision_is_an_event_and_nothing_else() -> None:
+def test_annotation_without_a_revision_is_only_an_event() -> None:
     world = under_way()
     before = world.rollout
     world.annotate(promote="8a1e43c8ca")

@@ -41,7 +41,7 @@ def test_a_canary_pod_that_is_not_ready_blocks_no_drain() -> None:
     assert world.objects["PodDisruptionBudget", "chat"]["spec"]["maxUnavailable"] == 1
 
 
-def test_where_no_pod_may_be_added_one_makes_room_but_never_the_last() -> None:
+def test_pod_makes_room_for_the_canary_but_never_the_last() -> None:
     rollout = {**CANARY, "maxSurge": 0, "maxUnavailable": 1}
     world = under_way(rollout=rollout)
     assert world.deployment()["spec"]["replicas"] == 1

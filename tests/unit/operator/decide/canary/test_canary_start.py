@@ -58,7 +58,7 @@ def test_a_change_that_leaves_the_pool_alone_has_no_canary(change: dict[str, Any
     assert world.observed().status.rollout is None
 
 
-def test_a_first_revision_that_never_served_is_corrected_without_a_canary() -> None:
+def test_first_revision_that_never_served_needs_no_canary() -> None:
     """There is nothing to be measured against, and users wait."""
     world = World(manifest(replicas=1, profiling={"mode": "Skip"}, rollout=CANARY))
     world.settle()
@@ -177,7 +177,7 @@ def test_a_pool_without_the_running_ones_record_is_held() -> None:
     assert (world.phase, world.revision()) == ("Starting", stable)
 
 
-def test_a_canary_under_way_goes_on_without_the_stable_ones_record() -> None:
+def test_canary_continues_without_the_stable_revisions_record() -> None:
     """Its pods host both pools whatever became of the ConfigMap; a verdict ends them."""
     world = under_way()
     stable, order = world.revision(), world.order
@@ -199,7 +199,7 @@ def test_a_strategy_changed_during_a_rollout_takes_nothing_back() -> None:
     assert (world.revision(), world.canary) == (candidate, None)
 
 
-def test_a_pool_that_is_patched_at_zero_is_measured_once_there_are_pods() -> None:
+def test_pool_patched_at_zero_replicas_is_measured_with_pods() -> None:
     """Bug avoided: the Deployment took it in while it had no pods, and there was nothing left to compare with."""
     world = CanaryWorld()
     stable = world.revision()

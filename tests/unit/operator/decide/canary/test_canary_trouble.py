@@ -107,7 +107,7 @@ def test_missing_candidate_is_no_success_under_continue() -> None:
     assert (world.phase, world.rollout.cause) == ("Failed", "DrafterNotLoaded")
 
 
-def test_running_pool_that_lacks_a_drafter_is_measured_under_continue() -> None:
+def test_pool_that_lacks_a_drafter_is_measured_under_continue() -> None:
     world = CanaryWorld(rollout={**CANARY, "onMissingDrafter": "Continue"})
     world.patched()
     world.measure_arms(1000, GAIN, drafters=without(world, "pld"))

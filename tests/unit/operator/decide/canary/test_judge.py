@@ -66,7 +66,7 @@ def test_it_says_nothing_before_the_least_requests() -> None:
     assert (result.verdict, result.gains, result.requests_left) == (CanaryVerdict.OPEN, {"H200": None}, 1)
 
 
-def test_arms_that_decode_plainly_are_no_evidence_for_the_candidate() -> None:
+def test_plainly_decoding_arms_are_no_evidence_for_candidate() -> None:
     """Bug: where neither pool paid, both were equal to the last digit, and any candidate was better than -3%."""
     plain = ArmCounters(requests=5000, plain_s=5000.0, price_s=5000.0, plain_squared=6000.0, price_squared=6000.0,
                     plain_times_price=6000.0)  # fmt: skip
@@ -77,7 +77,7 @@ def test_arms_that_decode_plainly_are_no_evidence_for_the_candidate() -> None:
     assert verdict(Arms(barely, often)) is CanaryVerdict.BETTER
 
 
-def test_an_arm_that_decodes_plainly_has_a_range_with_one_that_does_not() -> None:
+def test_plainly_decoding_arm_has_a_range_with_a_speculating_one() -> None:
     """Bug: rounding made its variance slightly negative, which counted as unknown, and no verdict ever came."""
     exact = ArmCounters(requests=1000, plain_s=1000.0, price_s=1000.0, plain_squared=2000.0, price_squared=2000.0,
                     plain_times_price=2000.0 + 1e-10)  # fmt: skip
@@ -173,7 +173,7 @@ def test_the_range_narrows_with_requests(variance: float, requests: int, share: 
     assert half_width(variance / 2, 2 * requests, share) < width < half_width(variance, requests, share / 2)
 
 
-def test_batches_and_minutes_that_move_both_times_alike_hardly_widen_the_range() -> None:
+def test_common_variation_of_both_times_hardly_widens_the_range() -> None:
     """Bug: by tokens / price a canary on shared cores took six times the requests for the same verdict."""
     rng = np.random.default_rng(0)
     plain_s, price_s = rng.lognormal(0.0, 1.0, 400), rng.lognormal(0.0, 0.2, 400)

@@ -92,7 +92,7 @@ def test_orders_by_hand_need_no_verdict(phase: CanaryPhase) -> None:
     assert (aborted.phase, aborted.cause) == ("Failed", "" if phase == "Failed" else "AbortedByHand")
 
 
-def test_a_retry_after_an_abort_is_not_aborted_by_the_annotation_that_stayed() -> None:
+def test_retry_after_abort_is_not_aborted_by_the_old_annotation() -> None:
     """Both annotations name the revision, and both stay: each is obeyed once."""
     aborted = after(replace(LOOK, orders={"abort": "new"}), before=under_way())
     again = replace(LOOK, at=START + 60, orders={"abort": "new", "retry": "new/2"})
@@ -103,7 +103,7 @@ def test_a_retry_after_an_abort_is_not_aborted_by_the_annotation_that_stayed() -
 
 
 @pytest.mark.parametrize("order", ["promote", "abort"])
-def test_an_obeyed_annotation_does_nothing_when_its_candidate_returns(order: str) -> None:
+def test_obeyed_annotation_has_no_effect_on_a_later_canary(order: str) -> None:
     """Bug: the next canary of the candidate was promoted without a request, or failed, by an order of long ago."""
     orders = {order: "new"}
     left = after(replace(LOOK, orders=orders), before=under_way()).model_copy(update={"phase": "Cancelled"})
@@ -182,7 +182,7 @@ def test_reports_of_pods_that_are_gone_stay_few() -> None:
 
 
 @pytest.mark.parametrize("phase", [CanaryPhase.SUPERSEDED, CanaryPhase.CANCELLED, CanaryPhase.SUCCESSFUL])
-def test_a_candidate_that_was_left_is_measured_when_it_comes_back(phase: CanaryPhase) -> None:
+def test_superseded_candidate_is_measured_when_it_returns(phase: CanaryPhase) -> None:
     """Bug: the status still named it, so that it rolled out without a canary."""
     left = in_phase(phase)
     canary = after(replace(LOOK, at=START + 60), before=left)

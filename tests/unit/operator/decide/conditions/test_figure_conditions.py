@@ -81,21 +81,21 @@ def test_too_little_traffic_is_unknown_never_bad(serving: World, kind: C) -> Non
 
 
 @pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED, C.SPECULATION_ACTIVE])
-def test_a_metrics_source_that_does_not_answer_is_unknown_with_its_words(serving: World, kind: C) -> None:
+def test_silent_metrics_source_is_unknown_with_its_error(serving: World, kind: C) -> None:
     """MetricsUnavailable: not NoTraffic, not a failure."""
     measured(serving, None, None, "Prometheus does not answer: timeout.")
     assert serving.reason(kind) == "Unknown/MetricsUnavailable"
     assert "timeout" in serving.condition(kind).message
 
 
-def test_a_restarted_operator_keeps_the_verdict_until_it_has_measured(serving: World) -> None:
+def test_restarted_operator_keeps_verdict_until_it_has_measured(serving: World) -> None:
     """What hysteresis needs stands in the status, not in memory."""
     measured(serving, BAD, BAD)
     measured(serving, None, None)
     assert serving.reason(C.SLO_ATTAINED) == "False/Missed"
 
 
-def test_a_restarted_operator_keeps_the_figures_until_it_has_measured(serving: World) -> None:
+def test_restarted_operator_keeps_figures_until_it_has_measured(serving: World) -> None:
     """An upgrade of the operator must not blank `kubectl get`, nor make SpeculationActive flap."""
     measured(serving, GOOD, GOOD)
     before = serving.observed().status
@@ -202,7 +202,7 @@ def test_a_pool_that_is_paused_as_a_whole_has_no_drafter(serving: World) -> None
     assert "paused" in serving.condition(C.SPECULATION_ACTIVE).message
 
 
-def test_pods_of_the_release_before_say_their_speed_up_as_they_did(serving: World) -> None:
+def test_pods_of_the_previous_release_report_their_speed_up(serving: World) -> None:
     """They report tokens and seconds, and not how sure they are."""
     measured(
         serving,
@@ -308,7 +308,7 @@ def test_column_without_a_figure_says_why(
     assert (summary.goodput, summary.speedup, summary.acceptance, summary.slo) == columns
 
 
-def test_speed_up_of_a_promoted_pool_is_its_canary_s_until_probes_tell_it(serving: World) -> None:
+def test_promoted_pool_shows_its_canarys_speed_up_before_probes(serving: World) -> None:
     """Bug: the canary had just measured +24.5%, and the column was empty."""
     (state,) = serving.states.values()
     arms = [{"name": "stable", "speedup": "1.1"}, {"name": "candidate", "speedup": "1.37"}]
@@ -342,7 +342,7 @@ def test_an_infeasible_slo_names_the_best_value() -> None:
     assert world.reason(C.SLO_ATTAINED) == "Unknown/NoTraffic"
 
 
-def test_an_slo_that_requests_do_meet_is_feasible_whatever_the_profile_says(serving: World) -> None:
+def test_slo_that_requests_meet_is_feasible_despite_the_profile(serving: World) -> None:
     """What was measured on real requests wins over the model."""
     serving.patch(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"})
     measured(serving, GOOD, GOOD)
@@ -351,7 +351,7 @@ def test_an_slo_that_requests_do_meet_is_feasible_whatever_the_profile_says(serv
     assert serving.reason(C.SLO_ATTAINED) == "False/Infeasible"
 
 
-def test_a_load_at_the_crossover_does_not_flip_speculation_active(serving: World) -> None:
+def test_load_at_the_crossover_does_not_flip_the_condition(serving: World) -> None:
     """Each flip is a write and an event."""
     measured(serving, GOOD, None)
     for share in (0.04, 0.06, 0.03, 0.055):
@@ -362,7 +362,7 @@ def test_a_load_at_the_crossover_does_not_flip_speculation_active(serving: World
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/NotWorthIt"
 
 
-def test_conditions_are_written_at_once_and_figures_every_15_seconds(serving: World) -> None:
+def test_conditions_are_written_at_once_figures_every_15_s(serving: World) -> None:
     """Figures are written at most four times a minute, and only if their three digits changed."""
     measured(serving, GOOD, GOOD)
     old = serving.observed().status

@@ -28,7 +28,7 @@ def test_a_pod_that_answers_is_not_spoken_of() -> None:
     assert why_unreachable({"other": "x"}, [POD], [policy("default-deny")]) == ""
 
 
-def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
+def test_policies_that_select_the_pod_are_named_with_a_remedy() -> None:
     """A namespace that denies by default should be named as the reason."""
     said = why_unreachable(
         SILENT, [POD], [policy("z-other"), policy("default-deny", policyTypes=["Ingress", "Egress"])]
@@ -92,7 +92,7 @@ def _policies(world: World) -> list[Object]:
 PEERS: tuple[Object, ...] = ({"podSelector": {"matchLabels": {"app": "operator"}}},)
 
 
-def test_a_service_gets_a_policy_only_where_the_chart_asks_for_it() -> None:
+def test_service_gets_a_network_policy_only_by_the_charts_value() -> None:
     """The admin port is open to the peers, the serving port to all. The policy goes when the chart disables it."""
     world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
     world.settle()
@@ -151,7 +151,7 @@ def test_a_policy_of_another_service_is_a_name_conflict() -> None:
     assert world.objects[NETWORK_POLICY, "chat-admin-port"]["metadata"] == metadata
 
 
-def test_the_conditions_that_wait_for_a_pods_word_say_why_it_does_not_come() -> None:
+def test_conditions_say_why_a_pods_report_does_not_arrive() -> None:
     """Updated and GoodputHealthy; the pod is ready, since the kubelet reaches it."""
     world = World(manifest())
     world.settle()

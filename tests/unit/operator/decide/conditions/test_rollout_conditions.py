@@ -43,7 +43,7 @@ def test_a_rollout_is_reported_while_old_pods_serve() -> None:
     assert world.reason(C.READY) == "True/EndpointReady"
 
 
-def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> None:
+def test_missing_room_for_surge_names_max_unavailable_after_60_s() -> None:
     """NoCapacity only after 60 s, woken by the operator's own clock; the sentence says what to do."""
     world = rolling(profiling={"mode": "Skip"})
     unschedulable(world, "new", world.now)
@@ -60,7 +60,7 @@ def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> Non
 
 
 @pytest.mark.parametrize("evidence", ["event", "taint"])
-def test_a_node_that_is_being_made_is_progress_until_the_deadline(evidence: str) -> None:
+def test_node_that_is_being_made_is_progress_until_the_deadline(evidence: str) -> None:
     """Every scale-up of nodes was NoCapacity and a Warning, for the two to ten minutes that a node takes."""
     world = rolling(profiling={"mode": "Skip"})
     pod = unschedulable(world, "new", world.now)
@@ -94,7 +94,7 @@ def test_no_room_for_the_first_pod_does_not_speak_of_old_ones() -> None:
     assert "maxUnavailable" not in world.condition(C.PROGRESSING).message
 
 
-def test_an_image_that_cannot_be_pulled_is_named_while_the_old_pods_serve() -> None:
+def test_unpullable_image_is_named_while_old_pods_serve() -> None:
     """The condition says so at once, not only at the deadline."""
     world = rolling()
     new_pod(world, state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}})
@@ -187,7 +187,7 @@ def _end(world: World, name: str, created: float, ended: float) -> None:
     pod["status"] = {"phase": "Failed", "conditions": [gone], **words}
 
 
-def test_pods_that_are_evicted_in_a_row_say_so_in_every_condition() -> None:
+def test_repeated_evictions_show_in_every_condition() -> None:
     """19 dead pods in 20 minutes, and no condition or event of the service said why."""
     world = rolling()
     world.reconcile()
@@ -221,7 +221,7 @@ def test_two_pods_of_a_node_that_shut_down_are_no_row() -> None:
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
 
 
-def test_the_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
+def test_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
     """Ready and Available have the cause if no pod serves."""
     world = World(manifest())
     world.settle()
@@ -234,7 +234,7 @@ def test_the_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
     assert world.reason(C.READY) == "False/PodCrashing"
 
 
-def test_a_model_folder_that_is_not_there_is_said_in_the_kubelets_words() -> None:
+def test_missing_model_folder_is_reported_in_the_kubelets_words() -> None:
     """A volume that cannot be mounted shows in the pod's events only; it is trouble once it lasts."""
     world = World(manifest())
     world.settle()
@@ -250,7 +250,7 @@ def test_a_model_folder_that_is_not_there_is_said_in_the_kubelets_words() -> Non
     assert "/models/x is not a directory" in world.condition(C.PROGRESSING).message
 
 
-def test_pods_that_a_policy_or_a_quota_forbids_are_said_in_the_api_servers_words() -> None:
+def test_forbidden_pods_are_reported_in_the_api_servers_words() -> None:
     """There is no pod to look at: the Deployment alone knows."""
     world = World(manifest())
     world.settle()
@@ -301,7 +301,7 @@ def test_zero_replicas_are_legal() -> None:
     assert len(world.created_jobs) == 1, "nothing serves: the hardware is free to be measured"
 
 
-def test_a_first_pod_that_never_was_ready_is_a_rollout_that_is_stuck() -> None:
+def test_first_pod_that_was_never_ready_is_a_stuck_rollout() -> None:
     """Made with no pods, then scaled to one whose image is not there: Progressing said Complete."""
     world = World(manifest(replicas=0))
     world.settle()
@@ -403,7 +403,7 @@ def test_updated_waits_for_the_deployment_controller() -> None:
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
 
 
-def test_a_revert_to_a_retained_replica_set_is_complete_only_once_its_pods_are_available() -> None:
+def test_revert_to_a_retained_replica_set_waits_for_its_pods() -> None:
     """The Deployment's own word (NewReplicaSetAvailable) is of the rollout before: its pods crash, and say so."""
     world = World(manifest())
     world.serve()

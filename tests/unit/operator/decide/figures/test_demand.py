@@ -148,7 +148,7 @@ def _followed(simulated: SimulatedPod, rate: float, tpot_s: float, start: int) -
         SimulatedPod(CHEAP, excess_s=0.01, reports_slopes=True),
     ],
 )
-def test_autoscaler_that_follows_demand_settles_where_the_slo_holds(simulated: SimulatedPod, start: int) -> None:
+def test_autoscaler_that_follows_demand_settles_within_the_slo(simulated: SimulatedPod, start: int) -> None:
     """Pods of CHEAP went up and down for ever with an excess that grows as the profile does, past the SLO once in each
     round: contexts make their requests expensive, and the profile says that these cost little. With an excess that
     every step has, demand grew with the pods without end: all of it counted as the requests'."""
@@ -403,7 +403,7 @@ def test_demand_is_one_series_for_each_product() -> None:
     ]
 
 
-def test_autoscaling_examples_read_the_series_that_the_operator_exports() -> None:
+def test_autoscaling_examples_read_the_operators_series() -> None:
     """A renamed label would leave an autoscaler without an answer for ever."""
     scaled, hpa, rule = (
         yaml.safe_load((EXAMPLES / name).read_text())

@@ -97,7 +97,7 @@ def test_an_operator_that_starts_late_does_not_count_the_past() -> None:
     assert tokens_in_window([{"a": state(1_000_000 + 10 * i, started_at=START - 86400)} for i in range(10)]) == 60
 
 
-def test_a_pod_that_starts_while_we_watch_counts_from_its_first_token() -> None:
+def test_pod_that_starts_during_the_window_counts_all_tokens() -> None:
     """A new process's first tokens fall between two snapshots."""
     steps: list[dict[str, RuntimeState]] = [{} for _ in range(5)]
     steps += [{"b": state(7 * i, started_at=START + 45)} for i in range(1, 6)]
@@ -160,7 +160,7 @@ def test_a_name_that_returns_to_the_spec_starts_from_zero() -> None:
     assert current.gained.slo_classes["chat"].finished == 60
 
 
-def test_class_that_a_pod_reports_again_gains_what_it_gains_since() -> None:
+def test_class_that_returns_counts_from_its_return() -> None:
     """Bug: a class that left the spec and returned counted its whole life as one step: 5,205 requests for 5."""
     history = History()
     for i in range(20):
@@ -173,7 +173,7 @@ def test_class_that_a_pod_reports_again_gains_what_it_gains_since() -> None:
     assert gained.finished == 6
 
 
-def test_tokens_of_a_step_are_those_of_the_long_window_however_old_the_history() -> None:
+def test_tokens_per_step_come_from_the_long_window_alone() -> None:
     """Bug: after some minutes all pairs since the operator's start were in them, so that no speed-up was left."""
     history = History()
     for i in range(100):

@@ -78,7 +78,7 @@ def test_the_hubs_token_comes_from_the_secret_by_reference() -> None:
     assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "t"}}} in env
 
 
-def test_models_on_claims_are_mounted_read_only_where_the_runtime_looks() -> None:
+def test_models_on_claims_are_mounted_read_only_for_the_runtime() -> None:
     """<MODEL_VOLUMES_DIR>/target and /draft-<drafter>."""
     claim = {"pvc": {"claimName": "models", "path": "a/b"}}
     draft = {**EAGLE, "eagle": {"model": {"name": "org/eagle", "source": claim}}}
@@ -98,7 +98,7 @@ def test_a_draft_may_have_any_name(name: str) -> None:
     assert len(set(volumes)) == len(volumes)
 
 
-def test_a_users_pod_template_is_added_to_ours_and_never_replaces_the_product() -> None:
+def test_pod_template_of_a_user_never_replaces_the_product() -> None:
     """Node affinity terms are alternatives: the product stands in each."""
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [z]}]} for z in ("a", "b")]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -134,7 +134,7 @@ def test_a_gpu_pod_asks_for_its_gpus_and_a_cpu_pod_for_none() -> None:
     assert "resources" not in container()
 
 
-def test_the_service_hides_the_admin_port_and_the_budget_lets_broken_pods_go() -> None:
+def test_service_hides_admin_port_and_budget_frees_broken_pods() -> None:
     """Tenancy: state, metrics and probes are not behind the Service."""
     world = World(manifest())
     world.settle()

@@ -20,7 +20,7 @@ SPARSE = {"name": "self", "method": "SparseSelf", "sparseSelf": {}}
     ("message", "exit_code"),
     [("Traceback ...\nRuntimeError: no such model /models/x", 1), ("hello", 0), ("", 137), ('{"target": 3}', 0)],
 )
-def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(message: str, exit_code: int) -> None:
+def test_failed_job_is_a_condition_with_its_last_lines(message: str, exit_code: int) -> None:
     """Failure is a condition in the pod's own words; the Job goes, and the key is not tried again."""
     world = started()
     world.finish_job(world.jobs()[0], message, exit_code=exit_code, reason="Error")
@@ -82,7 +82,7 @@ def test_a_reprofile_request_measures_everything_again_once() -> None:
     assert world.observed().status.profiles[0].profiled_at == rfc3339(world.now)
 
 
-def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
+def test_draft_of_another_vocabulary_is_named_rest_is_used() -> None:
     """VocabularyMismatch names the drafter; target and prompt lookup are stored."""
     world = started(draftPool=[PLD, EAGLE])
     world.measure(world.jobs()[0], failing={"eagle": "VocabularyMismatch"})
@@ -94,7 +94,7 @@ def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
     assert world.observed().status.drafts[1].reason
 
 
-def test_a_key_that_the_result_does_not_mention_is_not_tried_for_ever() -> None:
+def test_key_missing_from_the_result_is_not_tried_for_ever() -> None:
     """A Job that reports nothing about a drafter has failed for it."""
     world = started(draftPool=[PLD, EAGLE])
     job = world.jobs()[0]
@@ -137,7 +137,7 @@ def test_skip_and_paused_measure_nothing(spec: dict[str, Any]) -> None:
     assert world.reason(C.PROFILES_READY) == "False/Learning"
 
 
-def test_a_job_whose_settings_were_corrected_before_it_could_start_is_replaced() -> None:
+def test_job_is_replaced_if_settings_change_before_it_starts() -> None:
     """A Job that waits for a node under a wrong toleration would wait for ever."""
     world = started()
     first = world.objects[JOB, world.jobs()[0]]["metadata"]["uid"]
@@ -149,7 +149,7 @@ def test_a_job_whose_settings_were_corrected_before_it_could_start_is_replaced()
     assert len(world.created_jobs) == 2
 
 
-def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() -> None:
+def test_pod_template_labels_and_annotations_reach_job_and_pod() -> None:
     """Queues (Kueue) go by the Job's labels, meshes and policies by the pod's; ours cannot be replaced."""
     mine = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}, "annotations": {"sidecar.istio.io/inject": "false"}}
     world = started(podTemplate=mine)
@@ -161,7 +161,7 @@ def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() 
 
 
 @pytest.mark.parametrize("costs", [{}, {"uniform": {}}], ids=["none", "zero"])
-def test_a_job_that_says_that_steps_are_free_fails_and_its_service_goes_on(costs: dict[str, Any]) -> None:
+def test_job_that_reports_free_steps_fails_and_service_continues(costs: dict[str, Any]) -> None:
     """It ended every look at the service: a free step is infinitely slower with any draft."""
     world = started(draftPool=[SPARSE])
     request = request_of(world.objects[JOB, world.jobs()[0]])

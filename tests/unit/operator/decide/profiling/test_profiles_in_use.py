@@ -21,7 +21,7 @@ from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result
 SPARSE = {"name": "self", "method": "SparseSelf", "sparseSelf": {}}
 
 
-def test_an_old_profile_is_stale_and_serves_while_it_is_measured_again() -> None:
+def test_stale_profile_serves_while_it_is_measured_again() -> None:
     """profiling.maxAge: nothing wakes the operator but its own clock."""
     world = World(manifest(profiling={"maxAge": "24h"}))
     plan = world.serve()
@@ -60,7 +60,7 @@ def test_a_profile_that_fits_some_of_the_pods_is_not_stale() -> None:
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
-def test_an_old_drafter_of_someone_else_does_not_make_a_profile_stale() -> None:
+def test_old_drafter_of_another_service_leaves_profile_fresh() -> None:
     """A profile keeps drafters that were measured for others, or before; only those of the spec count."""
     world = World(manifest(draftPool=[PLD, EAGLE], profiling={"maxAge": "24h"}))
     world.serve()
@@ -132,7 +132,7 @@ def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
     assert status.inflection_tokens == report["inflectionTokens"]
 
 
-def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:
+def test_foreign_file_in_a_profile_does_not_block_new_results() -> None:
     """Its key went into the name of a file, which the API server refused at every attempt to store anything."""
     world = World(manifest())
     world.serve()
@@ -150,7 +150,7 @@ def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:
     assert world.jobs() == []
 
 
-def test_a_profile_is_read_once_in_a_decision_and_never_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_is_parsed_once_per_decision_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile with 200 kB of failures was parsed at each use: a third of a second per reconcile, in which all other
     services waited."""
     world = World(manifest())

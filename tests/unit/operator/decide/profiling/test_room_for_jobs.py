@@ -71,7 +71,7 @@ def test_a_job_that_finds_no_room_means_learning() -> None:
     assert world.jobs() == [job]
 
 
-def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None:
+def test_serving_pod_on_cpu_starts_before_measurement() -> None:
     """They share the cores: the pod is ready sooner, and the Job measures the model, not the other's start."""
     world = World(manifest())
     world.settle()
@@ -84,7 +84,7 @@ def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None
     assert len(world.jobs()) == 1
 
 
-def test_a_new_draft_is_measured_after_the_new_pods_have_their_turn() -> None:
+def test_new_draft_is_measured_after_the_new_pods_start() -> None:
     """When the operator looks, no pod of the new revision exists yet; the old revision's pods do not count."""
     world = World(manifest())
     world.serve()
@@ -114,7 +114,7 @@ def test_pod_that_does_not_start_keeps_no_job_away(waits_s: int, warning: str) -
     assert len(world.jobs()) == 1
 
 
-def test_without_a_node_of_the_product_there_is_a_deployment_and_a_sentence_but_no_job() -> None:
+def test_product_without_a_node_has_a_deployment_but_no_job() -> None:
     """Node autoscalers need the pending pod; the condition only informs."""
     world = started(accelerator={"products": ["NVIDIA-H200"]}, nodes=(CPU_NODE,))
     assert world.deployment()

@@ -25,7 +25,7 @@ def two_services() -> World:
     return world
 
 
-def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() -> None:
+def test_two_services_share_a_measurement_until_the_last_goes() -> None:
     """One Job, one ConfigMap with an owner reference of each; leaving removes only one's own."""
     world = two_services()
     assert len(world.created_jobs) == 1
@@ -44,7 +44,7 @@ def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() ->
     assert not any(d is profile for d in world.objects.values())
 
 
-def test_a_profile_with_as_many_owners_as_it_may_have_is_used_all_the_same() -> None:
+def test_profile_with_the_most_owners_is_still_used() -> None:
     """A profile of 204 services was too large for the operator, and no service had one any more."""
     world = World(manifest())
     world.serve()
@@ -59,7 +59,7 @@ def test_a_profile_with_as_many_owners_as_it_may_have_is_used_all_the_same() -> 
     assert "uid-chat" in owner_uids(profile)
 
 
-def test_two_services_that_leave_in_one_moment_take_their_profile_along() -> None:
+def test_two_services_that_leave_at_once_delete_their_profile() -> None:
     """Each removed its own reference: the rest had no owner, and no later service could create it again."""
     world = World(manifest("one"), manifest("two"))
     for name in ("one", "two", "one", "two"):
@@ -80,7 +80,7 @@ def test_two_services_that_leave_in_one_moment_take_their_profile_along() -> Non
     assert not any(name.startswith("outrider-profile") for kind, name in world.objects if kind == CONFIG_MAP)
 
 
-def test_a_profile_without_an_owner_is_taken_by_the_service_that_needs_it() -> None:
+def test_profile_without_owner_is_adopted_by_a_service_in_need() -> None:
     """Its last user was deleted with --cascade=orphan."""
     world = World(manifest())
     world.serve()

@@ -457,7 +457,7 @@ def test_a_foreign_service_of_the_name_is_a_conflict(controller: tuple[str, str]
         assert plan.requeue_after_s is not None
 
 
-def test_pods_of_groups_reach_each_other_under_the_network_policy() -> None:
+def test_pods_of_a_group_reach_each_other_under_the_policy() -> None:
     """Collectives choose their ports freely; nothing but the group's own pods reaches a worker.
 
     A quota that refused the second policy cut leaders off from their workers: each policy has the rule of its pods.

@@ -49,7 +49,7 @@ def test_a_kubelet_that_heard_of_the_pod_first_is_touched_again(world: World) ->
     assert plan.requeue_after_s is None or plan.requeue_after_s > AGAIN_S
 
 
-def test_a_pod_that_has_taken_it_on_or_refuses_it_is_not_touched_again(world: World) -> None:
+def test_pod_that_took_or_refused_a_config_is_not_touched_again(world: World) -> None:
     world.patch(speculation={"mode": "Off"})
     world.settle()
     world.report_states()

@@ -155,7 +155,7 @@ def test_a_measurement_that_cannot_be_stored_is_no_profile() -> None:
     assert world.jobs() == []
 
 
-def test_a_refusal_does_not_open_the_way_to_an_object_of_someone_else() -> None:
+def test_refused_write_leaves_a_foreign_object_alone() -> None:
     """May it be applied, and is it refused: two questions. A Service that another made meanwhile is left alone."""
     world = World(manifest())
     world.refuse(of_kind(KUBERNETES_SERVICE), "exceeded quota: services")
@@ -212,7 +212,7 @@ def test_an_apply_names_the_very_object_that_was_seen() -> None:
     assert document["metadata"]["uid"] == world.deployment()["metadata"]["uid"]
 
 
-def test_a_deployment_that_admission_changes_serves_and_is_reported() -> None:
+def test_deployment_changed_by_admission_serves_and_is_reported() -> None:
     """A policy of the cluster sets imagePullPolicy: its platform team wants that, and the user is to know."""
     world = World(manifest())
     world.serve()
