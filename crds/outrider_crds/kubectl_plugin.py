@@ -76,12 +76,10 @@ class Cluster:
         self._namespace = ["-n", arguments.namespace] if arguments.namespace else []
 
     def service(self) -> Document:
-        document: Document = self._document("specsvc", self._name, "--show-managed-fields")
-        return document
+        return dict(self._document("specsvc", self._name, "--show-managed-fields"))
 
     def pods(self) -> list[Document]:
-        documents: list[Document] = self._document("pods", "-l", f"{SERVING}{self._name}")["items"]
-        return documents
+        return list(self._document("pods", "-l", f"{SERVING}{self._name}")["items"])
 
     def why(self, pod: Document) -> list[str]:
         """The last decisions of `pod`, in its words."""
