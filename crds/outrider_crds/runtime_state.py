@@ -247,7 +247,7 @@ class ServiceCounters(StepCounters):
         return 1.0 + self.accepted / self.request_steps if self.request_steps > 0 else 0.0
 
     def only(self, names: Mapping[str, Container[str]]) -> ServiceCounters:
-        """Without drafters, classes and adapters that `names` lacks. names: by field."""
+        """Leave out drafters, classes and adapters that `names` lacks. names: by field."""
         known: dict[str, dict[str, Counters]] = {
             field: {name: counted for name, counted in getattr(self, field).items() if name in names[field]}
             for field in names

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from outrider_operator.decide.figures.windows import RARE_WINDOWS
-from outrider_operator.service_metrics.prometheus import MOST_LABELLED, Connection, PrometheusFigures, Query, windows_of
+from outrider_operator.service_metrics.counter_queries import MOST_LABELLED
+from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures, Query, windows_of
 from outrider_operator.work_queue import Key
 from prometheus_api_client import PrometheusConnect
 

@@ -10,31 +10,35 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from outrider_crds.counter_sums import Counters
 from outrider_crds.counters import (
-    TPOT_BUCKETS_S,
-    AdapterCounters,
-    DrafterCounters,
     HistogramState,
-    SLOClassCounters,
     SpeedupCounters,
-    StepCounters,
 )
-from outrider_crds.lora_adapters import MOST_ADAPTERS
-from outrider_crds.metrics import MetricSpec, metric_of
 from outrider_crds.runtime_state import ServiceCounters
 
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
-from outrider_operator.decide.figures.windows import OF_EVERY_REVISION, RARE_WINDOWS
+from outrider_operator.decide.figures.windows import RARE_WINDOWS
+from outrider_operator.service_metrics.counter_queries import (
+    BOUNDS_S,
+    BY_SERVICE,
+    NEEDED,
+    OF_WINDOW,
+    RARE,
+    TPOT,
+    NeededCounter,
+    gain,
+    gain_by_revision,
+    once,
+)
 from outrider_operator.service_metrics.proxies import is_internal
 from outrider_operator.validation.reading import cut
-from outrider_operator.validation.series import SERVICE_LABELS, Series, bucket, read_series
+from outrider_operator.validation.series import Series, bucket, read_series
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
@@ -42,55 +46,11 @@ logger = logging.getLogger(__name__)
 QUERY_EVERY_S = 15.0
 LEAST_SCRAPES = 3
 """Least scrapes in a window: `increase` needs two, and one may be late."""
-MOST_LABELLED = 16
-"""Drafters or classes per service that a query returns: twice the limit of the spec, since pods of the last revision
-count, too. A faulty pod may export any number."""
-_BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
-_MOST_SERIES = {"adapters": 2 * MOST_ADAPTERS, "tpot": MOST_LABELLED * len(_BOUNDS_S)}
 _NOTHING = "no outrider_* metrics of this service, with its namespace in the label namespace that the scrape sets"
-_BY_SERVICE = ", ".join(SERVICE_LABELS)
 
 Query = Callable[[str], Iterable[Mapping[str, Any]]]
 Rows = Mapping[tuple[str, str, str], float]
 """(field of `ServiceCounters`, key in it, counter) -> its growth; field and key are empty where it has none."""
-
-
-@dataclass(frozen=True)
-class _Counter:
-    """A counter that figures need."""
-
-    field: str
-    name: str
-    metric: MetricSpec
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Label with the key in the field, if it has one."""
-        return (self.metric.group.label,) if self.metric.group.label else ()
-
-    @property
-    def of_every_revision(self) -> bool:
-        return (self.field or self.name) in OF_EVERY_REVISION
-
-
-_NEEDED: Mapping[str, tuple[type[Counters], Collection[str]]] = {
-    "": (
-        StepCounters,
-        ("output_tokens", "draft_length_steps", "steps", "speculative_steps", "busy_s",
-         "batch_squared", "batch_accepted", "batch_busy_s", "prompt_busy_s"),
-    ),
-    "speedup": (SpeedupCounters, SpeedupCounters.model_fields),
-    "drafters": (DrafterCounters, ("request_steps", "tried", "accepted")),
-    "slo_classes": (SLOClassCounters, ("finished", "attained", "aborted")),
-    "adapters": (AdapterCounters, ("tried", "accepted", "finished", "attained")),
-}  # fmt: skip
-"""Field of `ServiceCounters` -> its counters, of which figures need these."""
-_COUNTERS = [
-    _Counter(field, name, metric_of(model, name)) for field, (model, names) in _NEEDED.items() for name in names
-]
-_OF_WINDOW = [counter for counter in _COUNTERS if counter.field != "speedup" and counter.name != "speculative_steps"]
-_RARE = [counter for counter in _COUNTERS if not counter.of_every_revision]
-_TPOT = _Counter("slo_classes", "tpot", metric_of(SLOClassCounters, "tpot"))
 
 
 @dataclass(frozen=True)
@@ -199,7 +159,7 @@ def _stretch(lately: float, scrapes: float) -> int:
 
 def _scrapes(query: Query, window_s: float) -> dict[Key, float]:
     """Service -> scrapes in the window of its most scraped pod."""
-    series_list = read_series(query(f"max by ({_BY_SERVICE}) (count_over_time(outrider_ready[{window_s:.0f}s]))"))
+    series_list = read_series(query(f"max by ({BY_SERVICE}) (count_over_time(outrider_ready[{window_s:.0f}s]))"))
     return {_key(series): series.value for series in series_list}
 
 
@@ -215,10 +175,10 @@ def _window(query: Query, window_s: float, offset: str) -> dict[Key, WindowCount
     """Counts of every service in the window that ended `offset` ago."""
     window, long_window = f"[{window_s:.0f}s]{offset}", f"[{RARE_WINDOWS * window_s:.0f}s]{offset}"
     revisions = _followed_revisions(query, offset)
-    gained = _rows(query, _OF_WINDOW, window, revisions)
-    rare = _rows(query, _RARE, long_window, revisions)
+    gained = _rows(query, OF_WINDOW, window, revisions)
+    rare = _rows(query, RARE, long_window, revisions)
     tpot = _tpot_counts(query, window)
-    answered = read_series(query(f"count by ({_BY_SERVICE}) ({_once('outrider_ready', offset)})"))
+    answered = read_series(query(f"count by ({BY_SERVICE}) ({once('outrider_ready', offset)})"))
     return {
         (key := _key(series)): WindowCounts(
             window_s, int(series.value), int(series.value), _counters(gained[key], tpot[key]), _counters(rare[key], {})
@@ -228,14 +188,14 @@ def _window(query: Query, window_s: float, offset: str) -> dict[Key, WindowCount
 
 
 def _rows(
-    query: Query, counters: Iterable[_Counter], window: str, revisions: Mapping[Key, str]
+    query: Query, counters: Iterable[NeededCounter], window: str, revisions: Mapping[Key, str]
 ) -> defaultdict[Key, defaultdict[tuple[str, str, str], float]]:
     """Growth of each service's counters, summed over its pods; of some counters over pods of `revisions` alone, and
     pods that export no revision."""
     gained: defaultdict[Key, defaultdict[tuple[str, str, str], float]] = defaultdict(lambda: defaultdict(float))
     for counter in counters:
-        gain = _gain(counter, window) if counter.of_every_revision else _gain_by_revision(counter, window)
-        for series in read_series(query(gain), counter.keys):
+        text = gain(counter, window) if counter.of_every_revision else gain_by_revision(counter, window)
+        for series in read_series(query(text), counter.keys):
             if series.labels.get("revision", "") in ("", revisions.get(_key(series), "")):
                 row = counter.field, series.labels.get(counter.metric.group.label, ""), counter.name
                 gained[_key(series)][row] += series.value
@@ -246,13 +206,13 @@ def _counters(rows: Rows, tpot_counts: Mapping[str, list[float]]) -> ServiceCoun
     """The counters in `rows`. tpot_counts: observations by class and bucket."""
     fields: defaultdict[str, defaultdict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for (field, key, name), value in rows.items():
-        default = _NEEDED[field][0].model_fields[name].default
+        default = NEEDED[field][0].model_fields[name].default
         # Prometheus has added up the lengths of drafts and the classes of an adapter already.
         fields[field][key][name] = [value] if default == [] else {"": value} if default == {} else value
     for slo_class, counts in tpot_counts.items():
         fields["slo_classes"][slo_class]["tpot"] = HistogramState(counts=[]).model_copy(update={"counts": counts})
     made: dict[str, Any] = {
-        field: {key: _NEEDED[field][0]().model_copy(update=counted) for key, counted in keyed.items()}
+        field: {key: NEEDED[field][0]().model_copy(update=counted) for key, counted in keyed.items()}
         for field, keyed in fields.items()
         if field
     }
@@ -263,53 +223,21 @@ def _counters(rows: Rows, tpot_counts: Mapping[str, list[float]]) -> ServiceCoun
 def _followed_revisions(query: Query, offset: str) -> dict[Key, str]:
     """Service -> revision with most pods."""
     counts: dict[Key, tuple[float, str]] = {}
-    counting = f"count by ({_BY_SERVICE}, revision) ({_once('outrider_info', offset, 'revision')})"
+    counting = f"count by ({BY_SERVICE}, revision) ({once('outrider_info', offset, 'revision')})"
     for series in read_series(query(counting), ("revision",)):
         key = _key(series)
         counts[key] = max(counts.get(key, (0.0, "")), (series.value, series.labels["revision"]))
     return {key: revision for key, (_, revision) in counts.items()}
 
 
-def _once(metric: str, window: str, *own: str, function: str = "") -> str:
-    """Query for a metric of each pod once, though several jobs scrape it: with a PodMonitor and by annotations.
-
-    The label pod identifies a pod; in a service none of whose series has one, instance does.
-    """
-    by = ", ".join((*SERVICE_LABELS, *own))
-    return (
-        f'max by ({by}, pod) ({function}({metric}{{pod!=""}}{window})) or on ({_BY_SERVICE}) '
-        f'max by ({by}, instance) ({function}({metric}{{pod=""}}{window}))'
-    )
-
-
-def _gain(counter: _Counter, window: str, *more: str, suffix: str = "") -> str:
-    """Query for a counter's growth by service and key, limited to some series per service."""
-    by = ", ".join((*SERVICE_LABELS, *counter.keys, *more))
-    once = _once(f"{counter.metric.name}{suffix}", window, *counter.metric.labels, *more, function="increase")
-    most = _MOST_SERIES.get(counter.name, _MOST_SERIES.get(counter.field, MOST_LABELLED))
-    return f"topk by ({_BY_SERVICE}) ({most}, sum by ({by}) ({once}))"
-
-
-def _gain_by_revision(counter: _Counter, window: str) -> str:
-    """Query for a counter's growth by service, its key and revision, which a pod's outrider_info names.
-
-    Only one outrider_info per pod is used: a pod that exports two would make the query fail for all services.
-    """
-    by, pod = ", ".join((*SERVICE_LABELS, *counter.keys, "revision")), "namespace, pod"
-    known = f'max by ({pod}, revision) (last_over_time(outrider_info{{pod!=""}}{window}))'
-    gained = f"({_once(counter.metric.name, window, *counter.metric.labels, function='increase')})"
-    joined = f"{gained} * on ({pod}) group_left (revision) (topk by ({pod}) (1, {known}))"
-    return f"topk by ({_BY_SERVICE}) ({MOST_LABELLED}, sum by ({by}) ({joined} or {gained} unless on ({pod}) {known}))"
-
-
 def _tpot_counts(query: Query, window: str) -> defaultdict[Key, dict[str, list[float]]]:
     """Observations per class and bucket of TPOT_BUCKETS_S, from Prometheus' cumulative buckets."""
     cumulative: defaultdict[tuple[Key, str], dict[float | None, float]] = defaultdict(dict)
-    for series in read_series(query(_gain(_TPOT, window, "le", suffix="_bucket")), ("slo_class", "le")):
+    for series in read_series(query(gain(TPOT, window, "le", suffix="_bucket")), ("slo_class", "le")):
         cumulative[_key(series), series.labels["slo_class"]][bucket(series.labels["le"])] = series.value
     counts: defaultdict[Key, dict[str, list[float]]] = defaultdict(dict)
     for (key, name), at_most in cumulative.items():
-        totals = list(accumulate((at_most.get(bound, 0.0) for bound in _BOUNDS_S), max))
+        totals = list(accumulate((at_most.get(bound, 0.0) for bound in BOUNDS_S), max))
         counts[key][name] = [total - below for below, total in zip((0.0, *totals), totals, strict=False)]
     return counts
 
