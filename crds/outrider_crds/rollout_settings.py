@@ -39,8 +39,8 @@ class RolloutCanary(Model):
     with 5% of them 30 times as long, the range left out the true gain in 11% (at 40), 15% (20) and 21% (10) of
     simulated canaries, instead of 6%."""
     timeout: Duration = "6h"
-    """Longest measurement; without a verdict by then, onInconclusive says what happens. Time in which no canary pod
-    reports does not count."""
+    """Longest measurement, 1m to 168h; without a verdict by then, onInconclusive says what happens. Time in which no
+    canary pod reports does not count."""
     on_inconclusive: OnInconclusive = OnInconclusive.HOLD
     """Hold leaves the canary pod for a human to decide, Promote rolls the candidate out, Rollback takes the pod
     away."""
@@ -61,6 +61,6 @@ class Rollout(Model):
     """Hold keeps the old pods until the first new pod reports every drafter of draftPool loaded. Continue replaces them
     even if one is missing."""
     progress_deadline: Duration = "20m"
-    """A pod that is not ready after this time makes the rollout Stalled."""
+    """A pod that is not ready after this time makes the rollout Stalled. At least 10s."""
     drain_timeout: Duration = "2m"
-    """Running requests of a pod that is being replaced may take this long to finish."""
+    """Running requests of a pod that is being replaced may take this long to finish. At most 24h."""

@@ -57,9 +57,9 @@ class SLOClassSpec(Model):
     name: Name
     """Name of the class; a request names it in the header X-SLO-Class or in vllm_xargs.slo_class."""
     tpot: Duration
-    """Longest time per output token after the first, for example 50ms."""
+    """Longest time per output token after the first, above 0, for example 50ms."""
     ttft: Duration | None = None
-    """Longest time to the first token, for example 2s."""
+    """Longest time to the first token, above 0, for example 2s; no limit when absent."""
     objective_percent: Annotated[Percent, Field(ge=1)] = 95
     """Share of finished requests that should meet the class."""
 
@@ -99,7 +99,7 @@ class Profiling(Model):
     """Auto serves while the profile is measured; Required rolls out only once it is there; Skip measures none, and
     pods learn step times while they serve."""
     max_age: Duration | None = None
-    """A profile older than this is measured again; the old one serves meanwhile."""
+    """A profile older than this is measured again; the old one serves meanwhile. Never, when absent."""
     timeout: Duration = "30m"
     """A profiling Job that runs longer is stopped and counts as failed."""
     time_budget: Duration = "5m"
@@ -124,8 +124,8 @@ class Engine(Model):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=16)] = 1
     """GPUs that one copy of the target is split over, in all its pods together."""
     nodes: Annotated[int, Field(ge=1, le=16)] = 1
-    """Pods that one copy of the target is split over, each on a node of its own if it takes all GPUs there. Above 1 a
-    replica is a group of a LeaderWorkerSet: its leader answers requests, and its workers compute their share."""
+    """Pods that one copy of the target is split over. Pods that take all GPUs of a node are on different nodes. Above 1
+    a replica is a group of a LeaderWorkerSet: its leader answers requests, and its workers compute their share."""
     max_model_len: Annotated[int, Field(ge=16, le=10_000_000)] | None = None
     """Longest request in tokens, prompt and answer together; the model's own limit when absent."""
     dtype: Dtype = Dtype.AUTO

@@ -149,9 +149,9 @@ def _followed(simulated: SimulatedPod, rate: float, tpot_s: float, start: int) -
     ],
 )
 def test_autoscaler_that_follows_demand_settles_within_the_slo(simulated: SimulatedPod, start: int) -> None:
-    """Pods of CHEAP went up and down for ever with an excess that grows as the profile does, past the SLO once in each
-    round: contexts make their requests expensive, and the profile says that these cost little. With an excess that
-    every step has, demand grew with the pods without end: all of it counted as the requests'."""
+    """Bug: the number of pods oscillated for ever and missed the SLO once in each round. The contexts of CHEAP cost
+    more than its profile says, and the excess over the profile was scaled as the profile is. If every step had a
+    constant excess, all of it counted as the requests', and demand grew with the number of pods without end."""
     rate, tpot_s = 24_000.0, 0.025
     settled = [*_followed(simulated, rate, tpot_s, start)][-10:]
     least = next(count for count in range(1, 40) if simulated.load(rate / count).step_s <= tpot_s)
@@ -245,8 +245,8 @@ class Prompts:
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.8])
 @pytest.mark.parametrize("pod", [Prompts(500, 200), Prompts(2000, 200), Prompts(6000, 100)])
 def test_prompts_count_as_their_requests(pod: Prompts, share: float) -> None:
-    """Arrivals do not depend on the batch, so that a slope over all of a step's seconds took prompts for every step's:
-    at 6,000 prompt and 100 answer tokens demand was 0.01, of 0.24 that are right."""
+    """Bug: arrivals do not depend on the batch, so a slope over all seconds of the steps took those of prompts for a
+    part of every step. At 6,000 prompt and 100 answer tokens the demand was 0.01 instead of 0.24."""
     advice = pod.advice(pod.window(share * pod.capacity_per_s(0.03)), tpot_s=0.03)
     assert advice is not None
     assert advice.replicas == pytest.approx(share, rel=0.15)
@@ -254,8 +254,9 @@ def test_prompts_count_as_their_requests(pod: Prompts, share: float) -> None:
 
 @pytest.mark.parametrize("start", [1, 4, 9])
 def test_autoscaler_leaves_an_overload_by_long_prompts(start: int) -> None:
-    """A load of three pods. On one, each step reads as many prompts as fit, ten times what the profile says: demand was
-    absent, since the profile seemed to be of another machine, and the autoscaler stayed there."""
+    """Bug: at a load of three pods, one pod prefills as many prompts per step as fit, and steps take ten times what
+    the profile says. The profile seemed to be of another machine, so there was no demand, and the autoscaler stayed
+    at one pod."""
     served, pods, settled = Prompts(6000, 100), start, []
     rate = 3 * served.capacity_per_s(0.03)
     for window in range(8):
