@@ -97,7 +97,7 @@ class ArmCounter:
         self._ended: dict[str, int] = {}
         """Output tokens of ended requests that still have an unobserved step, by request."""
         self._sums: list[ArmCounters] = []
-        """By arm number."""
+        """(2,), by arm number."""
         self._failures: Counter[tuple[int, str]] = Counter()
         """Suspensions after an error, by arm and drafter; drafters that both arms share are not counted."""
         self._observed_before = 0

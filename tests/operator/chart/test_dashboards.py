@@ -111,7 +111,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str]
 
 @pytest.fixture(scope="module")
 def answer_twice(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str], list[Any]], None, None]:
-    """As `answer`; pod and operator are scraped by two jobs, of a PodMonitor and by annotations."""
+    """Answers like `answer` where two jobs scrape pod and operator: a PodMonitor's and one by annotations."""
     end = time.time()
     with stored_prometheus(tmp_path_factory.mktemp("twice"), _scrapes(end, "monitor", "annotations")) as address:
         yield partial(_answer, address, end)
