@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("command", choices=list(SCREENS), metavar="COMMAND", help=texts)
     root.add_argument("name", metavar="NAME", help="the service")
     root.add_argument("-n", "--namespace", default="", help="default: that of the context")
-    root.add_argument("--context", default="", help="of the kubeconfig")
+    root.add_argument("--context", default="", help="context of the kubeconfig (default: the current one)")
     root.add_argument("--kubeconfig", default="", help="default: KUBECONFIG, or ~/.kube/config")
     return root
 

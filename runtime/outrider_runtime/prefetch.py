@@ -162,8 +162,20 @@ def _model(text: str, *, is_target: bool = False) -> HubModel:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="outrider-prefetch", description=_DESCRIPTION)
-    made.add_argument("--target", action="append", default=[], metavar="NAME@REVISION", help="must be on the hub")
-    made.add_argument("--draft", action="append", default=[], metavar="NAME@REVISION", help="may be absent there")
+    made.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="NAME@REVISION",
+        help="model to download; the program fails if it cannot",
+    )
+    made.add_argument(
+        "--draft",
+        action="append",
+        default=[],
+        metavar="NAME@REVISION",
+        help="draft to download; a failure is reported, and the rest goes on",
+    )
     made.add_argument("--admin-port", type=int, default=ADMIN_PORT, help="port of the page with the progress")
     return made
 
