@@ -1,8 +1,8 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
-`World` indexes what was observed of a service. `Intent` is what should run, and what holds it back. Each concern turns
-both into an `Outcome`: writes, verdicts of conditions, fields of the status, and when to decide again. No concern reads
-another one's outcome; what a later decision must know stands in the status or in an annotation.
+`ServiceWorld` indexes what was observed of a service. `Intent` is what should run, and what holds it back. Each concern
+turns both into a `ConcernOutcome`: writes, verdicts of conditions, fields of the status, and when to decide again. No
+concern reads another one's outcome; what a later decision must know stands in the status or in an annotation.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from outrider_operator.decide.conditions.status_changes import events, with_verd
 from outrider_operator.decide.contents import unread_contents
 from outrider_operator.decide.desired_state import desired_state
 from outrider_operator.decide.intent import Intent, intent_of
-from outrider_operator.decide.outcome import Outcome, merge
+from outrider_operator.decide.outcome import ConcernOutcome, merge
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.known_profiles import sources_of
 from outrider_operator.decide.revisions import unread_maps
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.workloads.children import write_children
-from outrider_operator.decide.world import World
 from outrider_operator.plan import Plan
 from outrider_operator.validation.reading import is_being_deleted
 
 __all__ = ["decide"]
 
-Concern = Callable[[World, Intent], Outcome]
+Concern = Callable[[ServiceWorld, Intent], ConcernOutcome]
 
 CONCERNS: tuple[Concern, ...] = (
     specification,
@@ -56,7 +56,7 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
     """Plan the next step that brings the cluster nearer to the service's spec. Never raises on odd input."""
     if is_being_deleted(observed.service):  # garbage collection takes the children
         return Plan(status=observed.status)
-    world = World(observed, settings)
+    world = ServiceWorld(observed, settings)
     if unread := unread_maps(world.children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
     if world.spec is None:
@@ -72,7 +72,7 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
     return _plan(world, intent, write_children(world.children, outcome))
 
 
-def _plan(world: World, intent: Intent, outcome: Outcome) -> Plan:
+def _plan(world: ServiceWorld, intent: Intent, outcome: ConcernOutcome) -> Plan:
     """The plan for `outcome`. Nothing is deleted or adopted for a refused spec."""
     before, status = world.observed.status, _status(world, outcome)
     plan = Plan(
@@ -91,7 +91,7 @@ def _plan(world: World, intent: Intent, outcome: Outcome) -> Plan:
     return plan if intent.problem is None else replace(plan, adopt=(), delete=())
 
 
-def _status(world: World, outcome: Outcome) -> SpeculativeServiceStatus:
+def _status(world: ServiceWorld, outcome: ConcernOutcome) -> SpeculativeServiceStatus:
     """The last status with the fields and conditions of `outcome`."""
     status = world.observed.status.model_copy(update=dict(outcome.status))
     return with_verdicts(status, with_kstatus(dict(outcome.conditions)), world.observed.generation, world.at)

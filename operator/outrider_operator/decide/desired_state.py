@@ -15,8 +15,8 @@ from outrider_operator.decide.readable_spec import stored_hot, with_unknown_draf
 from outrider_operator.decide.revisions import Revision, current_revision
 from outrider_operator.decide.rollout_gate import Gate, gate_of
 from outrider_operator.decide.runtime_image import RuntimeImages, runtime_images
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.wanted_revision import wanted_revision
-from outrider_operator.decide.world import World
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DesiredState:
         return self.images.installed if is_behind else ""
 
 
-def desired_state(world: World, spec: SpeculativeServiceSpec) -> DesiredState:
+def desired_state(world: ServiceWorld, spec: SpeculativeServiceSpec) -> DesiredState:
     """Derive the desired state from `spec` and what exists already.
 
     If this release does not understand the whole spec, the current revision stays.
@@ -96,13 +96,13 @@ def desired_state(world: World, spec: SpeculativeServiceSpec) -> DesiredState:
     return keep_current(desired, children) if _waits_for_profile(world, desired) else desired
 
 
-def _images(world: World, spec: SpeculativeServiceSpec) -> RuntimeImages:
+def _images(world: ServiceWorld, spec: SpeculativeServiceSpec) -> RuntimeImages:
     children, recorded = world.children, world.observed.status.runtime_image
     service, on_cpu = world.observed.service, spec.accelerator.on_cpu
     return runtime_images(service, children.workload, children.canary, recorded, world.settings, on_cpu=on_cpu)
 
 
-def _waits_for_profile(world: World, desired: DesiredState) -> bool:
+def _waits_for_profile(world: ServiceWorld, desired: DesiredState) -> bool:
     spec, revision = desired.spec, desired.spec_revision
     is_required = spec.profiling.mode is ProfilingMode.REQUIRED
     return is_required and not is_profiled(world.profiles, revision, world.products_with_node(spec))

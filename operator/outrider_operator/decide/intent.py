@@ -21,12 +21,12 @@ from outrider_operator.decide.desired_state import DesiredState, keep_current
 from outrider_operator.decide.model_download import Prefetch, prefetch_of
 from outrider_operator.decide.profiling.known_profiles import Sources
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, product_profiles
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.specification import spec_problem, unreadable_spec
 from outrider_operator.decide.verdict import Verdict
 from outrider_operator.decide.workloads.children import rollout_refusal
 from outrider_operator.decide.workloads.pod_groups import no_groups, no_names
 from outrider_operator.decide.workloads.services import network_policy_name
-from outrider_operator.decide.world import World
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Intent:
         return self.problem is None or self.desired.running is not None
 
 
-def intent_of(world: World, desired: DesiredState, sources: Sources) -> Intent:
+def intent_of(world: ServiceWorld, desired: DesiredState, sources: Sources) -> Intent:
     """The intent for `desired`, whose revision may have to wait for its models or for a canary's verdict."""
     children, observed = world.children, world.observed
     if rollout_refusal(children, desired, observed.refusals):
@@ -68,7 +68,7 @@ def intent_of(world: World, desired: DesiredState, sources: Sources) -> Intent:
     return Intent(desired, problem, prefetch, canary, view, product_profiles(view), names)
 
 
-def _problem(world: World, spec: SpeculativeServiceSpec, names: list[tuple[str, str]]) -> Verdict | None:
+def _problem(world: ServiceWorld, spec: SpeculativeServiceSpec, names: list[tuple[str, str]]) -> Verdict | None:
     if world.unreadable_reason:
         problem: Verdict | None = unreadable_spec(world.unreadable_reason)
     else:
@@ -76,7 +76,7 @@ def _problem(world: World, spec: SpeculativeServiceSpec, names: list[tuple[str, 
     return problem or no_groups(spec, world.observed.groups_access) or no_names(spec, world.children)
 
 
-def _with_canary(world: World, desired: DesiredState, canary: CanaryRollout) -> DesiredState:
+def _with_canary(world: ServiceWorld, desired: DesiredState, canary: CanaryRollout) -> DesiredState:
     """Hold the spec's revision back while `canary` measures it, and give up the pods that the canary needs.
 
     A rollout whose revision never had a ready pod returns to the revision that the candidate is measured against.
@@ -88,7 +88,7 @@ def _with_canary(world: World, desired: DesiredState, canary: CanaryRollout) -> 
     return replace(desired, surrendered=canary.surrendered, unready_canaries=canary.unready_pods)
 
 
-def _names(world: World, desired: DesiredState) -> list[tuple[str, str]]:
+def _names(world: ServiceWorld, desired: DesiredState) -> list[tuple[str, str]]:
     service = world.children.owner.name
     policy = [(NETWORK_POLICY, network_policy_name(service))] if world.settings.admin_port_peers else []
     is_canary = desired.spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY

@@ -25,7 +25,7 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import has_succeeded, is_done, is_held, pods_of_job, why_failed
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import owner_reference
 from outrider_operator.decide.pod_spec.job import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
@@ -33,7 +33,7 @@ from outrider_operator.decide.pod_states import LOOK_AGAIN_S, why_not_running
 from outrider_operator.decide.pod_troubles import has_ended, how_it_ended
 from outrider_operator.decide.profiling.measurement_request import attempt_hash
 from outrider_operator.decide.revisions import canary_revision_name, current_revision_name, revision_in
-from outrider_operator.decide.world import World
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.plan import Delete
 from outrider_operator.validation.reading import (
     annotation,
@@ -105,7 +105,7 @@ class Prefetch:
         return self.is_due and self.phase is not DownloadPhase.COMPLETE and not self.is_program_missing
 
 
-def prefetch_of(world: World, desired: DesiredState) -> Prefetch | None:
+def prefetch_of(world: ServiceWorld, desired: DesiredState) -> Prefetch | None:
     """None for a service that downloads nothing into a claim."""
     spec, observed, claim = desired.spec, world.observed, desired.spec.model_cache.pvc
     models = hub_models(spec)
@@ -125,7 +125,7 @@ def prefetch_of(world: World, desired: DesiredState) -> Prefetch | None:
     return _seen(world, prefetch, job, attempt == prefetch.attempt) if job and key == prefetch.key else prefetch
 
 
-def _seen(world: World, prefetch: Prefetch, job: Object, is_of_these_settings: bool) -> Prefetch:
+def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_settings: bool) -> Prefetch:
     """`prefetch` with what its Job has done. A Job of other settings is made again if it failed, or has not begun."""
     pods = pods_of_job(job, world.observed.prefetch_pods)
     if has_succeeded(job, pods, DOWNLOADER):
@@ -155,31 +155,31 @@ def hub_models(spec: SpeculativeServiceSpec) -> list[ModelRef]:
     return list({(model.name, model.revision): model for model in models}.values())
 
 
-def plan_prefetch(world: World, desired: DesiredState, prefetch: Prefetch | None) -> Outcome:
+def plan_prefetch(world: ServiceWorld, desired: DesiredState, prefetch: Prefetch | None) -> ConcernOutcome:
     """The Job, made again if it is another one's, or failed or waits with other settings.
 
     A complete one stays as the record of what is on the claim: a change of anything else needs no download."""
     job = _own_job(world)
     if job is not None and is_being_deleted(job):
-        return Outcome(wake_after_s=2.0)
+        return ConcernOutcome(wake_after_s=2.0)
     if job is not None and (prefetch is None or prefetch.job is None or prefetch.is_obsolete):
         delete = Delete(JOB, name_of(job), uid_of(job), component=PREFETCH)
-        return Outcome(delete=(delete,), wake_after_s=2.0)
+        return ConcernOutcome(delete=(delete,), wake_after_s=2.0)
     if prefetch is None or not prefetch.holds or desired.spec.paused:
-        return Outcome()
+        return ConcernOutcome()
     owner, settings = world.children.owner, world.settings
     create = (_job(owner, settings, desired, prefetch),) if job is None else ()
-    return Outcome(create=create, wake_after_s=LOOK_AGAIN_S)
+    return ConcernOutcome(create=create, wake_after_s=LOOK_AGAIN_S)
 
 
-def _is_due(world: World, desired: DesiredState) -> bool:
+def _is_due(world: ServiceWorld, desired: DesiredState) -> bool:
     """Not for a revision that has pods: they have its models, or download them already."""
     revision = desired.spec_revision.name
     hosted = (current_revision_name(world.children), revision_in(world.children.canary))
     return not {revision, canary_revision_name(revision)} & set(hosted)
 
 
-def _own_job(world: World) -> Object | None:
+def _own_job(world: ServiceWorld) -> Object | None:
     jobs, uid = world.observed.prefetch_jobs, world.children.owner.uid
     return next((job for job in jobs if controller_uid(job) == uid), None)
 

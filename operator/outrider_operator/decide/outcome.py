@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConcernOutcome:
     """Writes, verdicts of conditions, fields of the status, and when to decide again.
 
     No two concerns decide the same condition or the same field.
@@ -44,9 +44,9 @@ class Outcome:
     """Seconds until time alone changes the outcome; None if it never does."""
 
 
-def merge(outcomes: Sequence[Outcome]) -> Outcome:
+def merge(outcomes: Sequence[ConcernOutcome]) -> ConcernOutcome:
     """Add up `outcomes`. The earliest time to decide again counts."""
-    return Outcome(
+    return ConcernOutcome(
         objects=_chain(outcome.objects for outcome in outcomes),
         unwanted=_chain(outcome.unwanted for outcome in outcomes),
         create=_chain(outcome.create for outcome in outcomes),

@@ -148,8 +148,8 @@ def test_plans_of_another_attempt_rest_on_none_of_the_failed_run() -> None:
     loop = control_loop(POOL)
     start(loop)
     engine = Engine(stepper(loop), 0, np.random.default_rng(0))
-    for wanted in (30, 12, 4, 2):
-        engine.add(6, wanted)
+    for tokens in (30, 12, 4, 2):
+        engine.add(6, tokens)
     run_dry(engine)
     engine.add(6, 40)
     start(loop, id="b")

@@ -23,27 +23,27 @@ from outrider_operator.cluster_model import (
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.record import RECORD_ANNOTATION, record_text
 from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import labels, owner_reference, selector
 from outrider_operator.decide.revisions import Revision, revision_annotations, revision_map
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
 from outrider_operator.validation.reading import name_of
 
 
-def canary_children(rollout: CanaryRollout) -> Outcome:
+def canary_children(rollout: CanaryRollout) -> ConcernOutcome:
     """Objects that the canary takes now, and those of one that is over."""
     if rollout.is_frozen:
-        return Outcome()
+        return ConcernOutcome()
     children, revision = rollout.world.children, rollout.revision
     if revision is None or rollout.hot is None:
-        return Outcome(unwanted=_unwanted(rollout))
+        return ConcernOutcome(unwanted=_unwanted(rollout))
     # A pod that is on its way out keeps the arms that it hosts: the stable pool may be another one by now.
     maps = [canary_hot_map(rollout)] if rollout.has_pods else []
     maps += [] if rollout.is_stored else [revision_map(children.owner, revision)]
     stamped = [stamp(document) for document in maps]
     are_applied = not any(needs_apply(children.own(CONFIG_MAP, name_of(document)), document) for document in stamped)
     runs = [stamp(_deployment(rollout, revision))] if children.has_account and are_applied else []
-    return Outcome(objects=(*stamped, *runs))
+    return ConcernOutcome(objects=(*stamped, *runs))
 
 
 def _unwanted(rollout: CanaryRollout) -> tuple[Object, ...]:

@@ -33,8 +33,8 @@ from outrider_operator.decide.revisions import (
     revision_in,
     stored_canary,
 )
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.wanted_revision import canary_revision
-from outrider_operator.decide.world import World
 from outrider_operator.validation.reading import annotation, integer
 
 _ORDERS = ("promote", "abort", "retry")
@@ -44,7 +44,7 @@ _AT_ONCE_S = 0.05
 
 @dataclass(frozen=True)
 class CanaryRollout:
-    world: World
+    world: ServiceWorld
     desired: DesiredState
     view: CanaryView
     pools: Pools
@@ -144,7 +144,7 @@ class CanaryRollout:
         return remaining_s if remaining_s > 0 else None
 
 
-def canary_rollout(world: World, desired: DesiredState, *, is_blocked: bool) -> CanaryRollout:
+def canary_rollout(world: ServiceWorld, desired: DesiredState, *, is_blocked: bool) -> CanaryRollout:
     """is_blocked: the spec must not be applied now, so nothing is decided."""
     stable = _serving_revision(world, desired)
     pools = pools_of(stable.boot.draft_pool if stable is not None else [], desired.spec_revision.boot.draft_pool)
@@ -168,7 +168,7 @@ def canary_rollout(world: World, desired: DesiredState, *, is_blocked: bool) -> 
 
 
 def _view(
-    world: World, desired: DesiredState, stable: Revision | None, pools: Pools, *, is_blocked: bool
+    world: ServiceWorld, desired: DesiredState, stable: Revision | None, pools: Pools, *, is_blocked: bool
 ) -> CanaryView:
     """Input of the state machine, without the canary's pods. stable: the revision that serves."""
     spec, candidate, lost = desired.spec, desired.spec_revision, pools.lost_revision
@@ -187,7 +187,7 @@ def _view(
     )
 
 
-def _baseline_trouble(world: World) -> str:
+def _baseline_trouble(world: ServiceWorld) -> str:
     """Why no pod that serves is well, in a sentence; empty while one is, or a pod that hosts both pools."""
     trouble = world.pods.sickness()
     if trouble is None or any(map(world.canary_pods.is_well, world.canary_pods.ready)):
@@ -195,7 +195,7 @@ def _baseline_trouble(world: World) -> str:
     return f"{trouble.message.rstrip('.')}."
 
 
-def _serving_revision(world: World, desired: DesiredState) -> Revision | None:
+def _serving_revision(world: ServiceWorld, desired: DesiredState) -> Revision | None:
     """The revision that a candidate is measured against: the Deployment's. While that one's rollout has proved nothing
     and another revision is wanted, it is the one before it, which has pods and goes on serving."""
     current, name = current_revision(world.children, desired.stored), current_revision_name(world.children)
@@ -208,14 +208,14 @@ def _serving_revision(world: World, desired: DesiredState) -> Revision | None:
     return max(others, key=lambda revision: (ready[revision.name], revision.name), default=current)
 
 
-def _lost_revision(world: World, desired: DesiredState, stable: Revision | None) -> str:
+def _lost_revision(world: ServiceWorld, desired: DesiredState, stable: Revision | None) -> str:
     """The revision that the pods run, where its ConfigMap is gone and the spec, which wants another, cannot make it
     again; else empty."""
     name = current_revision_name(world.children)
     return name if stable is None and name in world.proven and name != desired.spec_revision.name else ""
 
 
-def _is_stable(world: World, desired: DesiredState, revision: Revision) -> bool:
+def _is_stable(world: ServiceWorld, desired: DesiredState, revision: Revision) -> bool:
     """Can another be measured against `revision`? One that never served, or lacks a drafter at a closed gate, is to be
     corrected at once."""
     return revision.name in world.proven and not desired.gate.is_closed(revision)
@@ -257,7 +257,7 @@ def _is_frozen(rollout: CanaryRollout) -> bool:
     return bool(is_only_endpoint) and not (rollout.has_pods and is_same)
 
 
-def _hosting(world: World, desired: DesiredState, pools: Pools) -> tuple[Revision | None, bool]:
+def _hosting(world: ServiceWorld, desired: DesiredState, pools: Pools) -> tuple[Revision | None, bool]:
     """The revision of the pods that host both pools, None if none can; and whether it is stored."""
     products = _measured_products(world, desired)
     name = canary_revision_name(desired.spec_revision.name, len(products))
@@ -272,7 +272,7 @@ def _hosting(world: World, desired: DesiredState, pools: Pools) -> tuple[Revisio
     return canary_revision(owner, world.settings, both, desired.image, desired.spec_revision), False
 
 
-def _measured_products(world: World, desired: DesiredState) -> list[str]:
+def _measured_products(world: ServiceWorld, desired: DesiredState) -> list[str]:
     """Products that the canary has a pod of: those in use, and those in use before while this canary ran."""
     products, children = desired.spec.accelerator.products, world.children
     running = stored_canary(children, world.observed.replica_sets, revision_in(children.canary))

@@ -21,7 +21,7 @@ from outrider_operator.decide.canary.record import attempt_of, started_s
 from outrider_operator.decide.pod_states import Pods, revision_of
 from outrider_operator.decide.pod_troubles import scheduler_says, unschedulable_since, what_it_waits_for
 from outrider_operator.decide.revisions import Revision
-from outrider_operator.decide.world import World
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.validation.reading import (
     condition_of,
     created_s,
@@ -49,7 +49,7 @@ _MIB = 1 << 20
 class CanarySight:
     """What the pods of a canary are looked at with."""
 
-    world: World
+    world: ServiceWorld
     spec: SpeculativeServiceSpec
     canary: RolloutStatus
     pools: Pools

@@ -1,1 +1,1 @@
-"""The concerns of the operator: each is `f(world, intent) -> Outcome`, without any I/O."""
+"""The concerns of the operator: each is `f(world, intent) -> ConcernOutcome`, without any I/O."""

@@ -7,13 +7,13 @@ from dataclasses import replace
 from outrider_operator.decide.canary.canary_objects import canary_children
 from outrider_operator.decide.conditions.canary import canary_status
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import Outcome
-from outrider_operator.decide.world import World
+from outrider_operator.decide.outcome import ConcernOutcome
+from outrider_operator.decide.service_world import ServiceWorld
 
 
-def draft_canary(world: World, intent: Intent) -> Outcome:
+def draft_canary(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Objects and status of the canary. A refused spec changes no object of it."""
     canary = intent.canary
-    objects = canary_children(canary) if intent.problem is None else Outcome()
+    objects = canary_children(canary) if intent.problem is None else ConcernOutcome()
     status = canary_status(canary, world.observed.status.rollout, world.observed.generation)
     return replace(objects, status={"rollout": status}, wake_after_s=canary.next_look_s)

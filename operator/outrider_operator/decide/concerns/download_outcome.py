@@ -7,11 +7,11 @@ from dataclasses import replace
 from outrider_operator.decide.conditions.downloads import prefetch_status
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.model_download import plan_prefetch
-from outrider_operator.decide.outcome import Outcome
-from outrider_operator.decide.world import World
+from outrider_operator.decide.outcome import ConcernOutcome
+from outrider_operator.decide.service_world import ServiceWorld
 
 
-def download(world: World, intent: Intent) -> Outcome:
+def download(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Job and status of the download. Nothing is downloaded for a refused spec."""
-    job = plan_prefetch(world, intent.desired, intent.prefetch) if intent.problem is None else Outcome()
+    job = plan_prefetch(world, intent.desired, intent.prefetch) if intent.problem is None else ConcernOutcome()
     return replace(job, status={"prefetch": prefetch_status(intent.prefetch)})

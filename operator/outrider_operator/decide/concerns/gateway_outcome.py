@@ -22,10 +22,10 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import Children, Ownership, controller_name, labels, owner_reference, selector
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.verdict import Verdict, false, true, unknown
-from outrider_operator.decide.world import World
 from outrider_operator.validation.reading import cut, integer, items, mapping, text
 
 PICKER_PORT = 9002
@@ -35,11 +35,11 @@ _LOOK_S = 60.0
 _EXTENSION = "the Gateway API Inference Extension (inference.networking.k8s.io/v1)"
 
 
-def gateway(world: World, intent: Intent) -> Outcome:
+def gateway(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """The InferencePool, and condition InferencePoolReady."""
     children, spec = world.children, intent.spec
     ready = _pool_ready(world, spec)
-    outcome = Outcome(conditions={ConditionType.INFERENCE_POOL_READY: ready})
+    outcome = ConcernOutcome(conditions={ConditionType.INFERENCE_POOL_READY: ready})
     if not spec.gateway.inference_pool:
         own = children.own(INFERENCE_POOL, children.owner.name) if intent.scales else None
         return replace(outcome, unwanted=(own,) if own is not None else ())
@@ -85,7 +85,7 @@ def _pool(owner: ServiceIdentity, spec: SpeculativeServiceSpec) -> Object:
     }
 
 
-def _pool_ready(world: World, spec: SpeculativeServiceSpec) -> Verdict:
+def _pool_ready(world: ServiceWorld, spec: SpeculativeServiceSpec) -> Verdict:
     """Condition InferencePoolReady."""
     access = world.observed.pool_access
     refusals = (refusal for refusal in world.observed.refusals if refusal.kind == INFERENCE_POOL)

@@ -17,8 +17,8 @@ from outrider_operator.decide.pod_states import Pods, revision_of
 from outrider_operator.decide.pod_troubles import unschedulable_since
 from outrider_operator.decide.revisions import Revision, revision_in
 from outrider_operator.decide.rollout_gate import is_held
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.verdict import Verdict
-from outrider_operator.decide.world import World
 from outrider_operator.validation.reading import condition_of, integer, items, text, unix_seconds
 
 _INSTALLATION_LOOK_S = 60.0
@@ -33,7 +33,7 @@ _WAS_COMPLETE = (RevisionPhase.COMPLETE, RevisionPhase.PROVEN)
 class RolloutView:
     """A rollout as its conditions see it."""
 
-    world: World
+    world: ServiceWorld
     intent: Intent
 
     @property

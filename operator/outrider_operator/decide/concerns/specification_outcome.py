@@ -8,18 +8,18 @@ from outrider_crds.status import ConditionReason, ConditionType
 
 from outrider_operator.cluster_model import INFERENCE_POOL, SERVING, ApiRefusal, Observed
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.verdict import Verdict, false, true
-from outrider_operator.decide.world import World
 from outrider_operator.validation.reading import cut
 
 
-def specification(world: World, intent: Intent) -> Outcome:
+def specification(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Condition SpecValid."""
-    return Outcome(conditions={ConditionType.SPEC_VALID: refused(world, intent) or _accepted(world.observed)})
+    return ConcernOutcome(conditions={ConditionType.SPEC_VALID: refused(world, intent) or _accepted(world.observed)})
 
 
-def refused(world: World, intent: Intent) -> Verdict | None:
+def refused(world: ServiceWorld, intent: Intent) -> Verdict | None:
     """Why the spec must not be applied, or why the API server refuses a child of it; None if neither is so."""
     refusals = (refusal for refusal in world.observed.refusals if refusal.component == SERVING)
     return intent.problem or _child_rejected(

@@ -14,10 +14,11 @@ from outrider_operator.decide.concerns.gateway_outcome import picker_peers
 from outrider_operator.decide.concerns.rollout_conditions import progressing, updated
 from outrider_operator.decide.concerns.rollout_view import RolloutView
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import Outcome, earliest_s
+from outrider_operator.decide.outcome import ConcernOutcome, earliest_s
 from outrider_operator.decide.ownership import selector
 from outrider_operator.decide.pod_states import LOOK_AGAIN_S, revision_of
 from outrider_operator.decide.pod_troubles import is_being_created
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.specification import unreadable_spec
 from outrider_operator.decide.unreachable_pods import why_unreachable
 from outrider_operator.decide.verdict import Verdicts, unknown
@@ -25,20 +26,19 @@ from outrider_operator.decide.workloads.children import serving_objects, unneede
 from outrider_operator.decide.workloads.pod_availability import available, endpoint_ready
 from outrider_operator.decide.workloads.refreshes import plan_refreshes
 from outrider_operator.decide.workloads.services import hot_map
-from outrider_operator.decide.world import World
 from outrider_operator.plan import Annotate
 from outrider_operator.validation.reading import annotation, integer, is_being_deleted, name_of, text, uid_of
 
 
-def workload(world: World, intent: Intent) -> Outcome:
+def workload(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Children that serve the intent's revision; conditions Available, Updated, Progressing and Ready."""
     rollout, desired = RolloutView(world, intent), intent.desired
     unreachable = why_unreachable(world.observed.unreachable, world.pods.ready, world.observed.network_policies)
     ready = endpoint_ready(world, desired.spec.replicas)
     waits_s = (rollout.capacity_check_s, rollout.deadline_check_s, rollout.groups_check_s, _polling_s(world, rollout))
-    writes = _writes(world, intent) if intent.scales else Outcome()
+    writes = _writes(world, intent) if intent.scales else ConcernOutcome()
     running = desired.running
-    return Outcome(
+    return ConcernOutcome(
         objects=writes.objects,
         unwanted=writes.unwanted,
         adopt=writes.adopt,
@@ -59,8 +59,8 @@ def workload(world: World, intent: Intent) -> Outcome:
     )
 
 
-def without_spec(world: World) -> Outcome:
-    """Outcome for a spec that cannot be read: nothing is applied, and the status reports the pods that serve."""
+def without_spec(world: ServiceWorld) -> ConcernOutcome:
+    """ConcernOutcome for a spec that cannot be read: nothing is applied, and the status reports the pods that serve."""
     problem = unreadable_spec(world.unreadable_reason)
     replicas = _written_replicas(world)
     pending = unknown(ConditionReason.PENDING, "The spec cannot be read; see SpecValid.")
@@ -71,25 +71,25 @@ def without_spec(world: World) -> Outcome:
         ConditionType.UPDATED: problem,
         ConditionType.READY: endpoint_ready(world, replicas),
     }
-    return Outcome(conditions=conditions, status=counts(world))
+    return ConcernOutcome(conditions=conditions, status=counts(world))
 
 
-def pod_notes(world: World, intent: Intent) -> Outcome:
+def pod_notes(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Annotations of pods: the product that a pod runs on, and a touch if its hot config changed."""
     if not intent.scales:
-        return Outcome()
+        return ConcernOutcome()
     children, canary, states = world.children, intent.canary, world.observed.states
     serving = plan_refreshes(children, hot_map(children.owner, intent.desired.hot), world.pods, states)
-    touched = Outcome()
+    touched = ConcernOutcome()
     if canary.hot is not None and not canary.is_frozen:
         touched = plan_refreshes(children, canary_hot_map(canary), world.canary_pods, states)
-    return Outcome(
+    return ConcernOutcome(
         annotate=(*_product_notes(world, intent), *serving.annotate, *touched.annotate),
         wake_after_s=earliest_s((serving.wake_after_s, touched.wake_after_s)),
     )
 
 
-def counts(world: World) -> Mapping[str, Any]:
+def counts(world: ServiceWorld) -> Mapping[str, Any]:
     """Fields of the status that need no spec."""
     workload = world.children.workload or {}
     return {
@@ -103,7 +103,7 @@ def counts(world: World) -> Mapping[str, Any]:
     }
 
 
-def _scale(world: World) -> int:
+def _scale(world: ServiceWorld) -> int:
     """Pods that serve, as the scale subresource reports them: canaries count, and the surge of a rollout does not.
 
     An autoscaler takes what it reads as the size of today, so that a held rollout grew by a pod for good."""
@@ -114,7 +114,7 @@ def _scale(world: World) -> int:
     )
 
 
-def _written_replicas(world: World) -> int:
+def _written_replicas(world: ServiceWorld) -> int:
     """Replicas of a service whose spec cannot be read: as many as before, or at least one."""
     workload = world.children.workload
     if workload is not None:
@@ -122,7 +122,7 @@ def _written_replicas(world: World) -> int:
     return integer(world.observed.service, "spec", "replicas") or 1
 
 
-def _writes(world: World, intent: Intent) -> Outcome:
+def _writes(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """The children, and what is no longer needed of them. A canary's revision stays."""
     children, desired, canary = world.children, intent.desired, intent.canary
     peers = world.settings.admin_port_peers
@@ -133,13 +133,13 @@ def _writes(world: World, intent: Intent) -> Outcome:
     return unneeded_children(children, desired, in_use, objects)
 
 
-def _polling_s(world: World, rollout: RolloutView) -> float | None:
+def _polling_s(world: ServiceWorld, rollout: RolloutView) -> float | None:
     """Seconds until the next look at pods whose progress no watch delivers."""
     is_starting = any(is_being_created(pod) for pod in world.pods.with_workers)
     return LOOK_AGAIN_S if is_starting or rollout.is_node_awaited else None
 
 
-def _pods_per_replica(world: World) -> int | None:
+def _pods_per_replica(world: ServiceWorld) -> int | None:
     """Pods of a group; None where a replica is one pod. It is reported until the last group is gone."""
     children = world.children
     groups = children.documents.get((LEADER_WORKER_SET, groups_name(children.owner.name)))
@@ -148,7 +148,7 @@ def _pods_per_replica(world: World) -> int | None:
     return size or (nodes if nodes > 1 else None)
 
 
-def _product_notes(world: World, intent: Intent) -> list[Annotate]:
+def _product_notes(world: ServiceWorld, intent: Intent) -> list[Annotate]:
     """Annotations that tell pods which have a node its product, which the node's label names."""
     products = {
         node.name: node.labels.get(intent.spec.accelerator.product_label) for node in world.observed.nodes or ()

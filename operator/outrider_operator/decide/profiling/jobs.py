@@ -9,7 +9,7 @@ from outrider_crds.spec import ProfilingMode
 from outrider_operator.cluster_model import JOB, Object
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.job_pods import is_done
-from outrider_operator.decide.outcome import Outcome, merge
+from outrider_operator.decide.outcome import ConcernOutcome, merge
 from outrider_operator.decide.ownership import owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.job_manifest import NODES_ANNOTATION, job_manifest, nodes_mark
@@ -40,7 +40,7 @@ _FOLLOW_NODES_AFTER_S = 600.0
 autoscaled cluster nodes come and go every minute."""
 
 
-def plan_jobs(view: ProfilingView, profiles: list[ProductProfile], *, pods_are_placed: bool) -> Outcome:
+def plan_jobs(view: ProfilingView, profiles: list[ProductProfile], *, pods_are_placed: bool) -> ConcernOutcome:
     """Plan the next step for the Job of each product, and for Jobs that this service no longer needs.
 
     A Job's low priority class lets the scheduler preempt it for serving pods.
@@ -49,43 +49,45 @@ def plan_jobs(view: ProfilingView, profiles: list[ProductProfile], *, pods_are_p
     return merge([_leave(view), *(_step(view, profile, pods_are_placed, profile in usable) for profile in profiles)])
 
 
-def _step(view: ProfilingView, profile: ProductProfile, pods_are_placed: bool, may_bring_node: bool) -> Outcome:
+def _step(view: ProfilingView, profile: ProductProfile, pods_are_placed: bool, may_bring_node: bool) -> ConcernOutcome:
     job = profile.job
     if job is None:
-        return _begin(view, profile, may_bring_node) if pods_are_placed else Outcome()
+        return _begin(view, profile, may_bring_node) if pods_are_placed else ConcernOutcome()
     if is_being_deleted(job):
-        return Outcome()
+        return ConcernOutcome()
     if is_done(job, profile.pod, PROFILER):
         return _end(view, profile, job)
     if _must_stop(view, profile, job) or _waits_elsewhere(view, profile, job):
         return _deletion(deletion(JOB, job))
     if not joins(job, view.owner):
-        return Outcome()
-    return Outcome(adopt=(Adoption(JOB, name_of(job), uid_of(job), owner_reference(view.owner, controller=False)),))
+        return ConcernOutcome()
+    return ConcernOutcome(
+        adopt=(Adoption(JOB, name_of(job), uid_of(job), owner_reference(view.owner, controller=False)),)
+    )
 
 
-def _begin(view: ProfilingView, profile: ProductProfile, may_bring_node: bool) -> Outcome:
+def _begin(view: ProfilingView, profile: ProductProfile, may_bring_node: bool) -> ConcernOutcome:
     """Create the Job if it can run. may_bring_node: no other product has a node, so this one may wait for its node."""
     desired = view.desired
     if not profile.request or _is_off(desired) or profile.served_first:
-        return Outcome()
+        return ConcernOutcome()
     if profile.is_measured_elsewhere:
-        return Outcome(wake_after_s=_ELSEWHERE_S)
+        return ConcernOutcome(wake_after_s=_ELSEWHERE_S)
     required = desired.spec.profiling.mode is ProfilingMode.REQUIRED
     # The pending pod of a required measurement makes an autoscaler add a node.
     if not (profile.node_fits or (required and may_bring_node)):
-        return Outcome()
+        return ConcernOutcome()
     settings = view.world.settings
     job = job_manifest(view.owner, settings, desired.spec, desired.image, profile.request, profile.hostnames)
-    return Outcome(create=(job,))
+    return ConcernOutcome(create=(job,))
 
 
-def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> Outcome:
+def _end(view: ProfilingView, profile: ProductProfile, job: Object) -> ConcernOutcome:
     """Delete a finished Job once its outcome is in the ConfigMap, that is when absorbing it changes nothing."""
     if not is_readable(view.world.at, job, profile.pod):
-        return Outcome(wake_after_s=_TERMINATION_MESSAGE_WAIT_S)
+        return ConcernOutcome(wake_after_s=_TERMINATION_MESSAGE_WAIT_S)
     if view.store(profile.keys.target) != profile.store:
-        return Outcome(wake_after_s=_STORE_S)
+        return ConcernOutcome(wake_after_s=_STORE_S)
     return _deletion(deletion(JOB, job))
 
 
@@ -123,7 +125,7 @@ def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) 
     return not known & present or (bool(present - known) and view.world.at - created_s(job) >= _FOLLOW_NODES_AFTER_S)
 
 
-def _leave(view: ProfilingView) -> Outcome:
+def _leave(view: ProfilingView) -> ConcernOutcome:
     """Release Jobs that this service no longer needs, and delete Jobs without any owner.
 
     A service that was deleted with --cascade=orphan leaves such Jobs, which hold an accelerator for nothing.
@@ -136,6 +138,6 @@ def _leave(view: ProfilingView) -> Outcome:
     return replace(_deletion(*deletes, *(deletion(JOB, job) for job in orphans)), adopt=releases)
 
 
-def _deletion(*deletes: Delete) -> Outcome:
+def _deletion(*deletes: Delete) -> ConcernOutcome:
     """Delete, then reconcile again soon, since there is room now."""
-    return Outcome(delete=deletes, wake_after_s=_STORE_S if deletes else None)
+    return ConcernOutcome(delete=deletes, wake_after_s=_STORE_S if deletes else None)

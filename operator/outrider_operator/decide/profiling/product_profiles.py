@@ -22,7 +22,7 @@ from outrider_operator.decide.profile_store import Failure, Store
 from outrider_operator.decide.profiling.job_outcome import absorb
 from outrider_operator.decide.profiling.known_profiles import Sources, known_elsewhere, newest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, attempt_hash, request_of
-from outrider_operator.decide.world import World
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.validation.reading import annotation, ended, items, name_of, text, unix_seconds
 from outrider_operator.validation.results import PROFILER
 
@@ -36,7 +36,7 @@ _RESULT_PATIENCE_S = 30.0
 class ProfilingView:
     """Profiling as one service sees it."""
 
-    world: World
+    world: ServiceWorld
     desired: DesiredState
     sources: Sources
 

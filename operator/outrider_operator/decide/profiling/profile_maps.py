@@ -7,7 +7,7 @@ from outrider_crds.profile_keys import ProfileKeys, settings_key
 
 from outrider_operator.cluster_model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Object
 from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Store, store_data
@@ -21,7 +21,7 @@ MODEL_NOTE = "outrider.dev/model"
 _NOTES = (PRODUCT_NOTE, MODEL_NOTE, SETTINGS_NOTE)
 
 
-def plan_profile_maps(view: ProfilingView, profiles: list[ProductProfile]) -> Outcome:
+def plan_profile_maps(view: ProfilingView, profiles: list[ProductProfile]) -> ConcernOutcome:
     """Plan writes of profiles. Profiles of stored revisions stay.
 
     A change of a shared ConfigMap carries the version that it was decided on, so that services do not overwrite each
@@ -44,7 +44,7 @@ def plan_profile_maps(view: ProfilingView, profiles: list[ProductProfile]) -> Ou
     releases, deletes = leave(CONFIG_MAP, documents.values(), used, view.owner)
     changed = (profile.keys.target for profile in profiles if view.store(profile.keys.target) != profile.store)
     stored = frozenset(profile_name(key) for key in changed)
-    return Outcome(create=tuple(creates), apply=tuple(applies), adopt=releases, delete=deletes, stored=stored)
+    return ConcernOutcome(create=tuple(creates), apply=tuple(applies), adopt=releases, delete=deletes, stored=stored)
 
 
 def profile_map(name: str, namespace: str, component: str, notes: dict[str, str], data: dict[str, str]) -> Object:

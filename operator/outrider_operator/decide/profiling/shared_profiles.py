@@ -13,7 +13,7 @@ from outrider_crds.profile_keys import (
 
 from outrider_operator.cluster_model import CONFIG_MAP, SHARED_PROFILE, Object
 from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.pod_spec.volumes import profile_name, profile_shared_as, shared_profile_name
 from outrider_operator.decide.profile_store import Store, store_data
 from outrider_operator.decide.profiling.known_profiles import newest
@@ -29,12 +29,12 @@ KEPT_S = 7 * 24 * 3600.0
 all are, each is published again at most once in this time."""
 
 
-def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) -> Outcome:
+def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) -> ConcernOutcome:
     """Publish the stored profiles of a service in a trusted namespace."""
     desired, settings, documents = view.desired, view.world.settings, view.sources.shared.documents
     is_trusted = view.owner.namespace in settings.profiling_shared_from
     if not is_trusted or not has_same_meaning_everywhere(desired.spec):
-        return Outcome()
+        return ConcernOutcome()
     creates: list[Object] = []
     applies: list[Object] = []
     for keys in (profile.keys for profile in profiles):
@@ -52,7 +52,7 @@ def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) ->
     creates = creates[: max(0, MOST_SHARED + len(surplus) - len(documents))]
     deletes = tuple(replace(deletion(CONFIG_MAP, old, SHARED_PROFILE), namespace=settings.namespace) for old in surplus)
     published = frozenset(profile_shared_as(name_of(document)) for document in (*creates, *applies))
-    return Outcome(create=tuple(creates), apply=tuple(applies), delete=deletes, published=published)
+    return ConcernOutcome(create=tuple(creates), apply=tuple(applies), delete=deletes, published=published)
 
 
 def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:

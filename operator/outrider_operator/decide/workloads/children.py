@@ -16,7 +16,7 @@ from outrider_operator.cluster_model import (
 )
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.outcome import Outcome, earliest_s
+from outrider_operator.decide.outcome import ConcernOutcome, earliest_s
 from outrider_operator.decide.ownership import Children, Ownership, owner_reference
 from outrider_operator.decide.revisions import (
     Revision,
@@ -47,7 +47,7 @@ from outrider_operator.validation.reading import name_of, uid_of
 _GARBAGE_COLLECTION_S = 2.0
 
 
-def write_children(children: Children, outcome: Outcome) -> Outcome:
+def write_children(children: Children, outcome: ConcernOutcome) -> ConcernOutcome:
     """`outcome` with the writes for its objects: create what is missing, apply what differs, delete what is unwanted.
 
     A child that garbage collection is about to delete is created afterwards. An immutable child that differs is deleted
@@ -68,12 +68,14 @@ def write_children(children: Children, outcome: Outcome) -> Outcome:
     )
 
 
-def unneeded_children(children: Children, desired: DesiredState, in_use: set[str], objects: list[Object]) -> Outcome:
-    """`objects`, and what must go beside them. in_use: names of revisions that pods of any kind still have."""
+def unneeded_children(
+    children: Children, desired: DesiredState, in_use: set[str], objects: list[Object]
+) -> ConcernOutcome:
+    """`objects`, and the children that are no longer needed. in_use: revisions that pods of any kind still have."""
     running = {revision_in(workload) for workload in (*children.workloads, children.canary)}
     needed = {desired.spec_revision.name, *running, *in_use}
     policies, replaced = _unwanted_policies(children, objects), superseded(children, desired)
-    return Outcome(
+    return ConcernOutcome(
         objects=tuple(objects),
         unwanted=(*unneeded_maps(children, needed), *policies, *replaced),
         adopt=tuple(_adoption(children, document) for document in orphaned_maps(children, needed)),

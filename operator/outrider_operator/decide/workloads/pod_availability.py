@@ -5,8 +5,8 @@ from __future__ import annotations
 from outrider_crds.status import ConditionReason
 
 from outrider_operator.decide.pod_states import Pods
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.verdict import Verdict, false, true
-from outrider_operator.decide.world import World
 
 
 def available(pods: Pods, replicas: int) -> Verdict:
@@ -21,7 +21,7 @@ def available(pods: Pods, replicas: int) -> Verdict:
     )
 
 
-def endpoint_ready(world: World, replicas: int) -> Verdict:
+def endpoint_ready(world: ServiceWorld, replicas: int) -> Verdict:
     """True while at least one pod can answer. A pod of a draft canary answers as the others do."""
     pods, canaries = world.pods, world.canary_pods
     if replicas == 0:

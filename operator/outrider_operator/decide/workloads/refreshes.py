@@ -15,7 +15,7 @@ from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.cluster_model import CONFIG_MAP, Object
 from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_states import Pods
 from outrider_operator.plan import Annotate
@@ -29,17 +29,19 @@ AGAIN_S = 3.0
 touch before the ConfigMap."""
 
 
-def plan_refreshes(children: Children, hot_map: Object, pods: Pods, states: Mapping[str, RuntimeState]) -> Outcome:
+def plan_refreshes(
+    children: Children, hot_map: Object, pods: Pods, states: Mapping[str, RuntimeState]
+) -> ConcernOutcome:
     """Touch ready pods that do not report the stored config. hot_map: the ConfigMap as it should be stored."""
     document = stamp(hot_map)
     if needs_apply(children.own(CONFIG_MAP, name_of(hot_map)), document):
-        return Outcome()
+        return ConcernOutcome()
     hot_hash = digest(json.loads(text(hot_map, "data", CONFIG_KEY)))
     late = [pod for pod in pods.ready if _is_late(states.get(name_of(pod)), hot_hash)]
     marks = [(pod, _next_mark(pod, hot_hash, pods.at)) for pod in late]
     touches = tuple(Annotate(name_of(pod), uid_of(pod), {HOT_ANNOTATION: mark}) for pod, mark in marks if mark)
     is_unsure = any(annotation(pod, HOT_ANNOTATION) != _again(hot_hash) for pod in late)
-    return Outcome(annotate=touches, wake_after_s=AGAIN_S if is_unsure else None)
+    return ConcernOutcome(annotate=touches, wake_after_s=AGAIN_S if is_unsure else None)
 
 
 def _is_late(state: RuntimeState | None, hot_hash: str) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 from outrider_operator.cluster_model import Observed
 from outrider_operator.decide import CONCERNS
-from outrider_operator.decide import world as decide_world
 from outrider_operator.decide.desired_state import desired_state
 from outrider_operator.decide.intent import Intent, intent_of
-from outrider_operator.decide.outcome import Outcome
+from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.known_profiles import sources_of
+from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.kinds import POD
 
 from tests.unit.operator.decide.test_upgrade import PHASES, recorded
@@ -40,7 +40,7 @@ SOURCES = {
     "unreachable": "states",
 }
 """Field of `Observed` -> the field under which the table lists it."""
-OBSERVED = [found.name for found in fields(Observed)]
+OBSERVED = [declared.name for declared in fields(Observed)]
 
 
 class TracedObserved(Observed):
@@ -71,8 +71,8 @@ def table() -> str:
         for concern in CONCERNS:
             row = rows.setdefault(concern.__name__, Row())
 
-            def outcome_of(world: decide_world.World, concern: Any = concern, intent: Intent = intent) -> Outcome:
-                outcome: Outcome = concern(world, intent)
+            def outcome_of(world: ServiceWorld, concern: Any = concern, intent: Intent = intent) -> ConcernOutcome:
+                outcome: ConcernOutcome = concern(world, intent)
                 return outcome
 
             _note(row, _traced(observed, outcome_of, row))
@@ -104,21 +104,21 @@ def _clusters() -> Iterator[Observed]:
     yield world.observed()
 
 
-def _traced(observed: Observed, function: Callable[[decide_world.World], Any], row: Row) -> Any:
+def _traced(observed: Observed, function: Callable[[ServiceWorld], Any], row: Row) -> Any:
     traced = TracedObserved(**{name: getattr(observed, name) for name in OBSERVED})
-    result = function(decide_world.World(traced, SETTINGS))
+    result = function(ServiceWorld(traced, SETTINGS))
     row.reads |= {SOURCES.get(name, name) for name in vars(traced).get("_read", ()) if name not in ALWAYS_READ}
     return result
 
 
-def _intent(world: decide_world.World) -> Intent:
+def _intent(world: ServiceWorld) -> Intent:
     assert world.spec is not None
     desired = desired_state(world, world.spec)
     shared = Profiles(world.observed.shared_profiles)
     return intent_of(world, desired, sources_of(world.profiles, shared, SETTINGS, desired))
 
 
-def _note(row: Row, outcome: Outcome) -> None:
+def _note(row: Row, outcome: ConcernOutcome) -> None:
     objects = (*outcome.objects, *outcome.unwanted, *outcome.create, *outcome.apply)
     row.writes |= {str(document["kind"]) for document in objects} | ({POD.kind} if outcome.annotate else set())
     row.conditions |= {str(kind) for kind in outcome.conditions}

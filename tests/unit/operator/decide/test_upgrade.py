@@ -33,7 +33,7 @@ def recorded(name: str) -> World:
     document: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     world = World(*document["services"].values(), nodes=tuple(_node(node) for node in document["nodes"]))
     world.now = document["now"]
-    world.objects = {(found["kind"], found["metadata"]["name"]): found for found in document["objects"]}
+    world.objects = {(child["kind"], child["metadata"]["name"]): child for child in document["objects"]}
     for field in ("replica_sets", "pods", "workers", "job_pods"):
         setattr(world, field, document[field])
     world.states = {pod: RuntimeState.read(json.dumps(state)) for pod, state in document["states"].items()}

@@ -101,8 +101,8 @@ def test_groups_take_the_place_of_the_deployment() -> None:
     assert world.groups()["metadata"]["ownerReferences"][0]["uid"] == "uid-chat"
 
 
-def test_groups_that_no_controller_looked_at_are_told() -> None:
-    """The CRD without its controller: the rollout moved for ever, and no word told why."""
+def test_groups_without_a_controller_are_named() -> None:
+    """The CRD without its controller: the rollout moved for ever, without a reason."""
     world = Groups(manifest(**NODES))
     world.settle()
     assert "is LWS running?" in world.condition(C.PROGRESSING).message

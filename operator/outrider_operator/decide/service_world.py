@@ -22,7 +22,7 @@ from outrider_operator.validation.reading import label, name_of
 
 
 @dataclass(frozen=True)
-class World:
+class ServiceWorld:
     observed: Observed
     settings: OperatorSettings
 
