@@ -8,11 +8,13 @@ like that, the pod itself is at fault: the engine ends, and the pod is restarted
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_runtime.vllm_plugin.cause import note_cause
 
+logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 MOST_IN_A_ROW = 3
 """Broken requests without a finite one in between that end the engine. One may be an accident; a restart that was not
 needed costs minutes."""
@@ -80,6 +82,9 @@ class BrokenAnswers:
         self.count += len(running)
         scheduler.grammar_compile_error_reqs.update(running)  # vLLM ends these with an error
         adapters = {name: request.lora_request and request.lora_request.lora_name for name, request in running.items()}
+        for name, adapter in adapters.items():
+            of = f"adapter {adapter}" if adapter else "the target"
+            logger.warning("Request %s of %s ends: the engine computed NaN or infinity for it", name, of)
         with note_cause():  # the server reads it as soon as the engine core ends
             self._row.observe(adapters, requests - len(broken) + len(running))
 
