@@ -134,6 +134,12 @@ def _judged(model: type[Model], document: str) -> tuple[Rule, ...]:
     return tuple(rule for rule in rules_of(model) if not _program(rule.cel)(context))
 
 
+def compile_rules() -> None:
+    """Compile all rules now. It takes a second, which the first evaluation would take otherwise."""
+    for rule in RULES:
+        _program(rule.cel)
+
+
 @cache
 def _program(expression: str) -> Callable[[Any], Any]:
     import cel

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import kopf
 import prometheus_client
+from outrider_crds.rules import compile_rules
 
 from outrider_operator import http_page, kopf_adapter
 from outrider_operator.configuration import ConfigurationError, OperatorSettings, read_settings
@@ -31,6 +32,7 @@ def main() -> None:
     except ConfigurationError as error:
         sys.exit(f"outrider-operator: {error}")
     kopf_adapter.configure_logging(settings)
+    compile_rules()  # before the event loop, which must not stand still for a second
     failed = asyncio.run(_run(settings))
     sys.exit(1 if failed else 0)
 
