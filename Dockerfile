@@ -73,7 +73,7 @@ COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib:/opt/packages PYTHONUNBUFFERED=1
 WORKDIR /
 # Two minutes here, and not at every start of a pod; beside the sources, whatever the base says.
-RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.control.warm_up
+RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.loop.compile_loop
 USER 65532:65532
 # Fails the build where vLLM's image lacks something that Outrider needs.
 RUN python3 -c 'import cel' && outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
@@ -91,7 +91,7 @@ RUN apt-get update \
 COPY --from=runtime-cpu-packages /opt/venv /opt/venv
 COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.control.warm_up
+RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.loop.compile_loop
 USER 65532:65532
 RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]

@@ -38,7 +38,7 @@ def _code() -> None:
     cluster see read-only. Tests that start together would each compile them."""
     sources = [str(REPOSITORY / folder) for folder in ("crds", "operator", "runtime")]
     run("code: compiling modules", [str(environment.environment()), "-m", "compileall", "-q", *sources])
-    warm_up = [str(environment.environment()), "-m", "outrider_runtime.control.warm_up"]
+    warm_up = [str(environment.environment()), "-m", "outrider_runtime.loop.compile_loop"]
     run("code: loading the control core (compiled in two minutes the first time)", warm_up)
 
 

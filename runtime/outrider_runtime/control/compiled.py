@@ -1,7 +1,7 @@
 """numba with types: hot functions are plain loops, compiled once; their machine code is kept on disk.
 
 It is written next to its source, or into NUMBA_CACHE_DIR if that is set (for a read-only image), and read from both.
-Images are built with it (`python -m outrider_runtime.control.warm_up`), so that no pod compiles.
+Images are built with it (`python -m outrider_runtime.loop.compile_loop`), so that no pod compiles.
 """
 
 from __future__ import annotations

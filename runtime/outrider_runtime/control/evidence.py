@@ -45,7 +45,7 @@ class Evidence:
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
         self.longest = 1
         """Largest verification length of any request so far."""
-        self._counters = self.tally.of_drafter, self.tally.lengths
+        self._counters = self.tally.of_drafter, self.tally.lengths, self.tally.users
 
     def replace_latency(self, model: LatencyModel | None) -> None:
         """Use a profile that was loaded or changed; its online corrections start again. None: learn every cost."""
@@ -159,7 +159,7 @@ class Memory(NamedTuple):
 
     counts: tuple[Any, ...]
     """Fields of `Counts`."""
-    counters: tuple[Ints, Ints]
+    counters: tuple[Ints, Ints, Floats]
     """See `state.count`."""
     costs: tuple[Any, ...]
     """Fields of `Costs`."""
@@ -181,7 +181,7 @@ def _observe(finished: tuple[Any, ...], memory: tuple[Any, ...]) -> Taught:
     step, known = StepColumns(*finished), Memory(*memory)
     batch, nodes, verdicts = Columns(*step.batch), Nodes(*step.nodes), Verdicts(*step.verdicts)
     plan, plain = Drafting(*step.drafting), PlainStep(np.nan, 0.0)
-    ran = count(batch, nodes, verdicts, known.counters[0], known.counters[1])
+    ran = count(batch, nodes, verdicts, *known.counters)
     if step.lengths.any():
         observe_trials(Counts(*known.counts), batch, nodes, step.drafter_order, step.lengths, verdicts)
     target_s, drafts_s = _seconds(step.times, plan.seconds)

@@ -266,6 +266,41 @@ def chain_nodes(lengths: Ints, drafter: Ints, confidence: Floats) -> tuple[Ints,
 
 
 @compiled
+def drop_gaps(
+    plan: tuple[Ints, Ints, Ints], fed_blocks: Bools, whole: Bools, reads: Bools, tokens: Ints
+) -> tuple[Ints, Ints, Ints, Bools]:  # fmt: skip
+    """A draft plan as it is carried out: its passes (D,), its order (R, N) without drafters that would propose over a
+    KV gap, the step's tokens that each drafter is fed (D, N), and which drafters run (D,).
+
+    plan: passes, drafter_order and feed of a `DraftPlan`. fed_blocks: (D,), block drafters that are fed in any case.
+    whole: (D, N), the drafter's cache has no gap. reads: (D,), see `settings.Drafter`. tokens: (N,), the step's."""
+    order, passes, feed, runs = plan[1].copy(), np.zeros_like(plan[0]), np.zeros_like(plan[2]), fed_blocks.copy()
+    for d in range(len(passes)):
+        runs[d] |= plan[2][d].any()
+    for rank in range(order.shape[0]):
+        for n in range(order.shape[1]):
+            d = order[rank, n]
+            if d != NO_DRAFTER and (plan[0][d] > 0 or runs[d]) and not whole[d, n]:
+                order[rank, n] = NO_DRAFTER
+            elif d != NO_DRAFTER:
+                passes[d] = plan[0][d]
+    for d in range(len(passes)):
+        runs[d] |= passes[d] > 0
+        if runs[d] and reads[d]:
+            feed[d] = tokens
+    return passes, order, feed, runs
+
+
+@compiled
+def step_tokens(tokens: Ints, prompt: Ints) -> tuple[int, bool]:
+    """The tokens of a step, and whether every request decodes with the same number. tokens, prompt: (N,)."""
+    uniform = len(tokens) > 0
+    for i in range(len(tokens)):
+        uniform &= tokens[i] == tokens[0] and prompt[i] == 0
+    return tokens.sum(), uniform
+
+
+@compiled
 def chain_verdicts(request: Ints, depth: Ints, scored: Ints, sampled: Ints) -> Bools:
     """(3, M): fields `verified`, `accepted`, `tried` of `Outcome`.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.acceptance import Verdicts
-from outrider_runtime.control.batch import Columns, Ints
+from outrider_runtime.control.batch import Columns, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.plans import Nodes, Outcome
 from outrider_runtime.control.step_times import Shape, this_step
@@ -65,6 +65,8 @@ class Tally:
     TRIED, nodes whose parent was accepted; VERIFIED nodes; ACCEPTED nodes."""
     lengths: Ints
     """(K+1,): (request, step) pairs by verification length."""
+    users: Floats
+    """(D,): requests that verified proposals of each drafter, as a moving average over steps."""
     steps: int = 0
     speculative_steps: int = 0
     output_tokens: int = 0
@@ -108,12 +110,15 @@ class Tally:
 
 
 def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
-    return Tally(np.zeros((drafters, 4), np.int64), np.zeros(max_draft_tokens + 1, np.int64))
+    return Tally(np.zeros((drafters, 4), np.int64), np.zeros(max_draft_tokens + 1, np.int64), np.zeros(drafters))
 
 
 @compiled
-def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints) -> StepCounts:
-    """Count a step. of_drafter, lengths: updated in place, see `Tally`."""
+def count(
+    batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints, users: Floats
+) -> StepCounts:  # fmt: skip
+    """Count a step. of_drafter, lengths, users: updated in place, see `Tally`."""
+    users *= RECENT_KEEP
     verified, accepted, depths, decoding, begun = 0, 0, np.zeros(len(batch.slot), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
     for m in np.flatnonzero(verdicts.verified):
@@ -123,6 +128,7 @@ def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, le
         depths[i] = max(depths[i], nodes.depth[m])
         own = of_drafter[d]
         own[REQUEST_STEPS] += last[d] != i
+        users[d] += (1 - RECENT_KEEP) * (last[d] != i)
         last[d] = i
         own[TRIED] += verdicts.tried[m]
         own[VERIFIED] += 1

@@ -1,9 +1,4 @@
-"""Compile the hot functions before the engine is ready, by running a few steps of a throw-away controller.
-
-    python -m outrider_runtime.control.warm_up
-
-does so for every kind of drafter, while an image is built.
-"""
+"""Compile the hot functions before the engine is ready, by running a few steps of a throw-away controller."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ import numpy as np
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Waiting
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.pending_proposals import no_proposals
-from outrider_runtime.control.plans import ExecutionMode, Outcome, chain_verdicts
+from outrider_runtime.control.plans import ExecutionMode, Outcome, chain_verdicts, drop_gaps, step_tokens
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.control.step_times import DrafterCost, LatencyModel, Shape, StepCost
 
@@ -79,13 +74,12 @@ def _step(loop: Controller, step: int) -> None:
     forest = waiting.forest(len(drafters))
     verify = loop.plan_verify(batch, forest)
     chain_verdicts(forest.request, forest.depth, lengths, lengths + 1)
+    step_tokens(lengths, prompt)
+    plain, whole = np.zeros(len(drafters), bool), np.ones((len(drafters), REQUESTS), bool)
+    drop_gaps((draft.passes, np.ascontiguousarray(draft.drafter_order), draft.feed), plain, whole, plain, lengths)
     loop.observe(
         Outcome(
             float(step) + 0.5, 0.0105, 0.01, np.full(len(drafters), 1e-5), ExecutionMode.VARLEN, REQUESTS, batch, draft,
             verify.purpose, forest, verify.nodes, verify.nodes, verify.nodes,
         )
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    compile_all(Settings(DRAFTERS, max_draft_tokens=5, slots=REQUESTS))

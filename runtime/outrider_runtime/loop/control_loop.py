@@ -19,9 +19,9 @@ from outrider_crds.runtime_config import BootConfig, HotConfig
 
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Ints
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.plans import DraftPlan, Forest, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.plans import DraftPlan, Forest, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
-from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
+from outrider_runtime.control.state import State, Weighed
 from outrider_runtime.control.step_times import LatencyModel
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.block import BlockCheckpoint
@@ -91,8 +91,6 @@ class ControlLoop:
         """Names of the requests in the next batch to decide on; the stepper updates it."""
         self.caught_up_tokens = 0
         self.catch_up_s = 0.0
-        self._used = np.zeros(len(hosted))
-        """(D,): requests that verified proposals of each drafter, as a moving average over steps."""
         self._decided: tuple[Batch, DraftPlan, Sequence[str]] | None = None
         self._clock = clock
         self._patience_s: dict[str, float] = {}
@@ -157,7 +155,6 @@ class ControlLoop:
                     self.arms.add(finished.step.names, self._controller.credits)
                 if self._calibrator is not None:
                     self._calibrator.observe(outcome.forest, outcome.tried, outcome.accepted)
-                self._count_users(outcome)
             except Exception as error:
                 self.failed(error)
         for listener in self.listeners:
@@ -266,20 +263,7 @@ class ControlLoop:
             batch, plan, requests = decided
             return Decision(batch, plan, self._controller.weighed(batch), requests)
 
-    @property
-    def favourite(self) -> str:
-        """Name of the drafter that most requests of the last steps used; empty if none was used."""
-        if not len(self._used) or self._used.max() <= 0.05:
-            return ""
-        return self.hosted[int(self._used.argmax())].name
-
     # -- inside -------------------------------------------------------------------------------------------------
-
-    def _count_users(self, outcome: Outcome) -> None:
-        forest = outcome.forest
-        first = outcome.verified & (forest.depth == 1) & (forest.rank == 0)
-        users = np.bincount(forest.drafter[first], minlength=len(self._used))
-        self._used += (1 - RECENT_KEEP) * (users - self._used)
 
     def _no_drafts(self, batch: Batch) -> DraftPlan:
         drafter_order = np.full((1, len(batch)), NO_DRAFTER, np.int64)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Ints
+from outrider_runtime.control.batch import Ints
+from outrider_runtime.control.compiled import compiled
 
 BlockIds = Callable[[str, int, int], Sequence[int]]
 """`(request, first, last)`: physical blocks of the draft's KV in blocks first..last of a request.
@@ -70,36 +71,34 @@ class DraftCoverage:
     def seen(self, step: ScheduledStep) -> Ints:
         """(N,): tokens from the start of each request's context that the draft covers; equal to the context if the
         draft can propose for the request."""
-        size, slots = self._block_size, step.slots
-        seen = self._seen[slots]
-        for row in np.flatnonzero(seen == UNKNOWN).tolist():
-            seen[row] = self._cached(step.names[row], int(step.context[row]))
-        # Another request may have caught up on blocks that both share.
-        at_block = (seen % size == 0) & (seen + size <= step.context)
-        for row in np.flatnonzero(at_block & (self._catch_ups_at_lookup[slots] < self._catch_ups)).tolist():
-            seen[row] = self._shared(step.names[row], int(seen[row]), int(step.context[row]))
-        self._catch_ups_at_lookup[slots] = self._catch_ups
-        known = self._seen[slots] != UNKNOWN
-        self._seen[slots[known]] = seen[known]
+        size = self._block_size
+        seen, unknown = covered(step.slots, step.context, self._seen, self._catch_ups_at_lookup, self._catch_ups, size)
+        for row in unknown.tolist():
+            name, context = step.names[row], int(step.context[row])
+            if seen[row] == UNKNOWN:
+                seen[row] = self._cached(name, context)
+            else:
+                seen[row] = self._seen[step.slots[row]] = self._shared(name, int(seen[row]), context)
         return np.minimum(seen, step.context)
 
     def ran(self, step: ScheduledStep, *, neural: bool) -> None:
         """Update coverage for a scheduled step. neural: whether the draft's forward pass runs with it."""
         fresh = self._seen[step.slots] == UNKNOWN
+        if not fresh.any():
+            self._write(step, neural=neural)
+            return
         self._write(step_rows(step, np.flatnonzero(~fresh)), neural=neural)
         # A new request may share blocks that a request before it writes in this step.
         for row in np.flatnonzero(fresh):
             self._write(step_rows(step, np.array([row])), neural=neural)
 
     def _write(self, step: ScheduledStep, *, neural: bool) -> None:
-        # Covered tokens behind the context were rejected proposals: they are written again.
-        seen = self.seen(step)
-        whole = np.full(len(seen), neural) & (seen == step.context)
-        end = step.context + step.tokens
-        self._seen[step.slots] = np.where(whole, end, np.minimum(seen, step.certain))
-        self._stale[:, step.slots[whole]] = 0
-        self._mark_valid(step, whole)
-        self._mark_invalid(step, ~whole)
+        columns = step.slots, step.context, step.certain, step.tokens
+        valid, invalid = advance(columns, self.seen(step), neural, self._block_size, self._seen, self._stale)
+        for row, first, last in valid.tolist():
+            self._valid.update(self._block_ids(step.names[row], first, last))
+        for row, first, last in invalid.tolist():
+            self._valid.difference_update(self._block_ids(step.names[row], first, last))
 
     def caught_up(self, name: str, slot: int, start: int, end: int, context: int) -> None:
         """Count tokens [start, end) of the request's first `context` as covered; those before are already."""
@@ -148,28 +147,52 @@ class DraftCoverage:
         blocks = self._block_ids(name, first, last)
         return bool(blocks) and self._valid.issuperset(block for block in blocks if block != NOT_KEPT)
 
-    def _mark_valid(self, step: ScheduledStep, rows: Bools) -> None:
-        # A block that an earlier step began keeps its state: it is valid if its first tokens are.
-        begun = -(-step.context // self._block_size)
-        last = (step.context + step.tokens - 1) // self._block_size
-        for row in np.flatnonzero(rows & (begun <= last)).tolist():
-            self._valid.update(self._block_ids(step.names[row], int(begun[row]), int(last[row])))
 
-    def _mark_invalid(self, step: ScheduledStep, rows: Bools) -> None:
-        first = step.context // self._block_size
-        last = (step.context + step.tokens - 1) // self._block_size
-        stale_first, stale_end = self._stale[:, step.slots]
-        for row in np.flatnonzero(rows & ((first < stale_first) | (last >= stale_end))).tolist():
-            blocks = int(first[row]), int(last[row])
-            self._valid.difference_update(self._block_ids(step.names[row], *blocks))
-            self._extend_stale(int(step.slots[row]), *blocks)
+@compiled
+def covered(
+    slots: Ints, context: Ints, seen_of_slot: Ints, looked_up: Ints, catch_ups: int, size: int
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """(N,): covered tokens as the columns know them, and the rows whose next blocks must be looked up: those of new
+    requests, and, after a catch-up, those that may share blocks with the request that caught up.
 
-    def _extend_stale(self, slot: int, first: int, last: int) -> None:
-        stale_first, stale_end = self._stale[:, slot].tolist()
-        if stale_first <= first <= stale_end:
-            self._stale[1, slot] = max(stale_end, last + 1)
-        else:
-            self._stale[:, slot] = first, last + 1
+    looked_up: (slots,), `catch_ups` at the last lookup of each slot; updated."""
+    seen, rows, count = seen_of_slot[slots], np.empty(len(slots), np.int64), 0
+    for i in range(len(slots)):
+        at_block = seen[i] % size == 0 and seen[i] + size <= context[i]
+        if seen[i] == UNKNOWN or (at_block and looked_up[slots[i]] < catch_ups):
+            rows[count] = i
+            count += 1
+        looked_up[slots[i]] = catch_ups
+    return seen, rows[:count]
+
+
+@compiled
+def advance(
+    step: tuple[Ints, Ints, Ints, Ints], seen: Ints, neural: bool, size: int, seen_of_slot: Ints, stale: Ints
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Cover a scheduled step. Returns rows of (request, first block, last block): blocks that become valid, and those
+    that become invalid and were not yet.
+
+    A block that an earlier step began keeps its state: it is valid if its first tokens are. Covered tokens behind the
+    context were rejected proposals: they are written again. step: slots, context, certain and tokens of a
+    `ScheduledStep`. seen: (N,). seen_of_slot, stale: updated."""
+    slots, context, certain, tokens = step
+    blocks, counts = np.empty((2, len(slots), 3), np.int64), np.zeros(2, np.int64)
+    for i in range(len(slots)):
+        slot, end, whole = slots[i], context[i] + tokens[i], neural and seen[i] == context[i]
+        seen_of_slot[slot] = end if whole else min(seen[i], certain[i])
+        first, last = context[i] // size, (end - 1) // size
+        if whole:
+            stale[0, slot], stale[1, slot], first = 0, 0, -(-context[i] // size)
+        if first <= last if whole else (first < stale[0, slot] or last >= stale[1, slot]):
+            row = 0 if whole else 1
+            blocks[row, counts[row], 0], blocks[row, counts[row], 1], blocks[row, counts[row], 2] = i, first, last
+            counts[row] += 1
+        if not whole and stale[0, slot] <= first <= stale[1, slot]:
+            stale[1, slot] = max(stale[1, slot], last + 1)
+        elif not whole:
+            stale[0, slot], stale[1, slot] = first, last + 1
+    return blocks[0, : counts[0]], blocks[1, : counts[1]]
 
 
 def step_rows(step: ScheduledStep, rows: Ints) -> ScheduledStep:

@@ -44,7 +44,14 @@ class DraftCaches:
             for number, drafter in enumerate(drafters)
             if drafter.needs_kv
         }
+        self.reads = np.array([drafter.reads for drafter in drafters], bool)
+        """(D,): see `settings.Drafter`."""
         self._heads = [number for number, drafter in enumerate(drafters) if drafter.needs_hidden]
+
+    @property
+    def with_kv(self) -> Iterable[int]:
+        """Numbers of the drafters with KV of their own."""
+        return self._drafts
 
     @property
     def in_blocks(self) -> bool:
@@ -58,7 +65,8 @@ class DraftCaches:
             missing[number] = step.context - draft.seen(step) + step.tokens
         for number in self._heads:
             gap = missing[number] > step.tokens  # of a block drafter
-            missing[number] = np.where(gap, UNFILLABLE_GAP_TOKENS, step.tokens)
+            missing[number] = step.tokens
+            missing[number, gap] = UNFILLABLE_GAP_TOKENS
         return missing
 
     def fill(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Ints
-from outrider_runtime.control.plans import DraftPlan
+from outrider_runtime.control.batch import Batch, Bools, Ints
+from outrider_runtime.control.plans import DraftPlan, drop_gaps
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import DraftCaches, KVGap
@@ -35,38 +34,26 @@ def carry_out(
 
     fed_blocks: (D,), block drafters that are fed in any case, since a gap ends their proposals for a request.
     """
-    drafter_order, feed, gaps = plan.drafter_order.copy(), np.zeros_like(plan.feed), list[KVGap]()
-    runs = (plan.passes > 0) | plan.feed.any(axis=1) | fed_blocks
-    for number in np.flatnonzero(runs):
-        if drafters[number].reads:
-            feed[number] = step.tokens
-        if drafters[number].is_block:
-            drafter_order[(drafter_order == number) & ~caches.is_whole(int(number), step)] = NO_DRAFTER
-        elif drafters[number].needs_kv:
-            filled, whole = _fill(int(number), plan, batch, step, caches)
-            drafter_order = np.where((drafter_order == number) & ~whole, NO_DRAFTER, drafter_order)
-            np.add.at(feed[number], [gap.request for gap in filled], [gap.end - gap.start for gap in filled])
-            gaps += filled
-    proposes = (drafter_order == np.arange(len(drafters))[:, None, None]).any(axis=(1, 2))
-    passes = np.where(proposes, plan.passes, 0)
-    runs = (passes > 0) | plan.feed.any(axis=1) | fed_blocks
+    gaps, whole = list[KVGap](), np.ones(plan.feed.shape, bool)
+    for number in caches.with_kv:
+        if plan.passes[number] > 0 or fed_blocks[number] or plan.feed[number].any():
+            if not drafters[number].is_block:
+                gaps += _fill(number, plan, batch, step, caches)
+            whole[number] = caches.is_whole(number, step)
+    planned = plan.passes, np.ascontiguousarray(plan.drafter_order), plan.feed
+    passes, drafter_order, feed, runs = drop_gaps(planned, fed_blocks, whole, caches.reads, step.tokens)
     caches.ran(step, runs)
-    feed[~runs] = 0
-    return Order(dataclasses.replace(plan, passes=passes, drafter_order=drafter_order, feed=feed), runs, tuple(gaps))
+    for gap in gaps:
+        feed[gap.drafter, gap.request] += (gap.end - gap.start) * runs[gap.drafter]
+    return Order(DraftPlan(passes, plan.widths, drafter_order, feed, plan.purpose, plan.arms), runs, tuple(gaps))
 
 
-def _fill(
-    number: int, plan: DraftPlan, batch: Batch, step: ScheduledStep, caches: DraftCaches
-) -> tuple[list[KVGap], Bools]:
-    """Return the KV gaps of a draft model that are filled, and the requests without a gap then.
-
-    Requests that the draft model proposes for come first.
-    """
+def _fill(number: int, plan: DraftPlan, batch: Batch, step: ScheduledStep, caches: DraftCaches) -> list[KVGap]:
+    """Return the KV gaps of a draft model that are filled; requests that it proposes for come first."""
     gap_tokens = batch.missing[number] - step.tokens  # (N,): missing from before the step
     if not gap_tokens.any():
-        return [], np.ones(len(gap_tokens), bool)
+        return []
     catch_up_tokens: Ints = np.minimum(plan.feed[number], gap_tokens)
     proposes = (plan.drafter_order == number).any(axis=0)
     row_order = np.argsort(~proposes, kind="stable")
-    filled = caches.fill(number, step, catch_up_tokens, row_order, batch.token_budget)
-    return filled, caches.is_whole(number, step)
+    return caches.fill(number, step, catch_up_tokens, row_order, batch.token_budget)

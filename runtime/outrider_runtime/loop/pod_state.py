@@ -10,6 +10,9 @@ from outrider_crds.runtime_state import ChoiceState, DrafterMemory, DrafterRepor
 from outrider_runtime.control import state as control
 from outrider_runtime.loop.control_loop import ControlLoop
 
+LEAST_USERS = 0.05
+"""Fewest requests in the mean of the last steps that make a drafter the favourite."""
+
 
 def speedup(state: control.State) -> SpeedupCounters:
     counts = state.probes
@@ -26,12 +29,18 @@ def speedup(state: control.State) -> SpeedupCounters:
 
 def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
     return ChoiceState(
-        drafter=loop.favourite,
+        drafter=_favourite(loop, state),
         draft_tokens=state.tally.recent_length,
         reason=state.reason.value,
         has_disabled_drafts=state.has_disabled_drafts,
         running=loop.running,
     )
+
+
+def _favourite(loop: ControlLoop, state: control.State) -> str:
+    """Name of the drafter that most requests of the last steps used; empty if none was used."""
+    users = state.tally.users
+    return loop.hosted[int(users.argmax())].name if users.max(initial=0.0) > LEAST_USERS else ""
 
 
 def drafters(loop: ControlLoop, state: control.State, memory: Mapping[str, DrafterMemory]) -> list[DrafterReport]:

@@ -10,6 +10,7 @@ The controller observes a step as soon as its output and its draft report are kn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -128,7 +129,7 @@ class Stepper:
             known = tokens - proposed
             left = np.maximum(0, view.todo - known)
             decodes = (known == 1) & (left == 0) & (view.context + view.todo > self.requests.prompt[slots])
-            prompt = np.where(decodes, 0, known)
+            prompt = known * ~decodes
             step = ScheduledStep(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             self._loop.request_names = view.names
@@ -173,7 +174,7 @@ class Stepper:
         return slots
 
     def _batch_ahead(self, view: View, slots: Ints, room: Room) -> Batch:
-        prompt = np.where(view.todo > 1, view.todo, 0)  # 1: the last sampled token of a decoding request
+        prompt = view.todo * (view.todo > 1)  # 1: the last sampled token of a decoding request
         chunk = np.minimum(prompt, room.token_budget)
         missing = np.zeros((len(self._loop.settings.drafters), len(slots)), np.int64)
         return self._batch(view, slots, chunk, prompt - chunk, missing, room)
@@ -245,10 +246,13 @@ class Stepper:
 
     def _note_misses(self, record: Record, report: DraftingResult) -> None:
         """Take back the coverage of drafters that did not run as planned."""
-        failed = np.flatnonzero(record.runs & np.isnan(report.seconds))
-        step = self._remaining(record.step) if len(failed) else record.step
+        seconds = zip(record.runs.tolist(), report.seconds.tolist(), strict=True)
+        failed = [number for number, (runs, took_s) in enumerate(seconds) if runs and math.isnan(took_s)]
+        step = self._remaining(record.step) if failed else record.step
         for number in failed:
-            self.caches.missed(int(number), step)
+            self.caches.missed(number, step)
+        if not record.gaps:
+            return
         unfilled = [gap for gap in record.gaps if gap.drafter not in report.catch_up_s]
         self.caches.not_filled([gap for gap in unfilled if self._remains(record.step, gap.request)], record.step)
 

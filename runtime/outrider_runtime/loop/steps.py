@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.pending_proposals import PendingProposals
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Forest, Outcome, Purpose, chain_verdicts
+from outrider_runtime.control.plans import (
+    DraftPlan,
+    ExecutionMode,
+    Forest,
+    Outcome,
+    Purpose,
+    chain_verdicts,
+    step_tokens,
+)
 from outrider_runtime.control.step_times import Shape
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import KVGap
@@ -110,7 +118,11 @@ class Record:
         assert self.result is not None
         output_at, step_s, target_s, tokens, verdicts = self.result
         step = self.executed()
-        plan = replace(self.plan, feed=np.maximum(0, self.plan.feed - (self.step.tokens - step.tokens)))
+        plan, placeholders = self.plan, self.placeholders
+        if step is not self.step:
+            trimmed = self.step.tokens - step.tokens
+            plan = replace(plan, feed=np.maximum(0, plan.feed - trimmed))
+            placeholders = placeholders - trimmed
         if self.draft_report is None and self.runs.any():
             step_s = target_s = math.nan
         forest = self.proposals.forest(len(self.runs))
@@ -121,7 +133,7 @@ class Record:
             mode=execution_mode(step, self.largest_graph_tokens), batch=self.batch, draft_plan=plan,
             verify_purpose=self.verify_purpose, forest=forest,
             verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried,
-            places=self.placeholders - (self.step.tokens - step.tokens),
+            places=placeholders,
         )  # fmt: skip
 
     def executed(self) -> ScheduledStep:
@@ -135,6 +147,8 @@ class Record:
         """(D,): seconds of each drafter, filling of KV gaps included."""
         if self.draft_report is None:
             return np.full(len(self.runs), math.nan)
+        if not self.draft_report.catch_up_s:
+            return self.draft_report.seconds
         caught_up_s = [self.draft_report.catch_up_s.get(drafter, 0.0) for drafter in range(len(self.runs))]
         return self.draft_report.seconds + caught_up_s
 
@@ -157,7 +171,7 @@ class FinishedStep(NamedTuple):
 
 def execution_mode(step: ScheduledStep, largest_graph_tokens: int | None) -> ExecutionMode:
     """Return the mode of a step, which selects the coefficients of its cost."""
-    if largest_graph_tokens is not None and int(step.tokens.sum()) > largest_graph_tokens:
+    tokens, uniform = step_tokens(step.tokens, step.prompt)
+    if largest_graph_tokens is not None and tokens > largest_graph_tokens:
         return ExecutionMode.BEYOND_GRAPH
-    uniform = not step.prompt.any() and len(step.tokens) > 0 and bool((step.tokens == step.tokens[0]).all())
     return ExecutionMode.UNIFORM if uniform else ExecutionMode.VARLEN

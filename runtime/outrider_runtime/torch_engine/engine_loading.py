@@ -11,9 +11,9 @@ from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig
 from outrider_crds.runtime_state import Verification
 from outrider_crds.spec import Dtype
 
-from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.identity import weights_commit
+from outrider_runtime.loop.compile_loop import compile_loop
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.mounted_profile import PodIdentity
 from outrider_runtime.loop.reporter import Reporter
@@ -66,7 +66,7 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     loop = ControlLoop(
         boot, hot, hosted.specs, max_requests=options.max_num_seqs, left_out=hosted.left_out, widest=MAX_WIDTH
     )  # fmt: skip
-    compile_all(loop.settings)
+    compile_loop(loop.settings)
     limits = SchedulerLimits(options.max_num_seqs, options.max_num_batched_tokens)
     engine = InferenceEngine(EngineModels(target, hosted.drafters, hosted.layers), pool, loop, limits, longest)
     identity = PodIdentity(

@@ -34,8 +34,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from outrider_runtime.control.batch import Ints, Waiting
 from outrider_runtime.control.plans import VerifyPlan
-from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.identity import device_name, weights_commit
+from outrider_runtime.loop.compile_loop import compile_loop
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.mounted_profile import PodIdentity
 from outrider_runtime.loop.reporter import Reporter
@@ -113,7 +113,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             _report_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
         self._token_budget = self.max_num_scheduled_tokens
         """The engine's budget; vLLM's attribute is lower while a tight SLO class is protected."""
-        compile_all(self.outrider.settings)
+        compile_loop(self.outrider.settings)
         self.outrider_reporter = _reporter(plan, self.outrider)
         self.outrider_reporter.start()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import Bools
 from outrider_runtime.loop.coverage import NOT_KEPT, BlockIds, DraftCoverage, ScheduledStep
 
 BLOCK = 4
@@ -255,9 +254,9 @@ def test_prefix_written_in_the_same_step_counts_as_covered() -> None:
 class Forgetful(DraftCoverage):
     """Looks at every block of every step again."""
 
-    def _mark_invalid(self, step: ScheduledStep, rows: Bools) -> None:
+    def _write(self, step: ScheduledStep, *, neural: bool) -> None:
         self._stale[:] = 0
-        super()._mark_invalid(step, rows)
+        super()._write(step, neural=neural)
 
 
 @given(
