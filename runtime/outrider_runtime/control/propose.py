@@ -12,10 +12,11 @@ D drafters, N requests.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from outrider_runtime.control.acceptance import Counts, hit_rates
 from outrider_runtime.control.admission import LEAST_PROMPT_SHARE
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.choose_drafters import Choice, DrafterSearch, plain_choice
@@ -34,6 +35,11 @@ SHORT_TOKENS = 256
 LEAST_CHUNK_TOKENS = 32
 """Smallest part of a KV gap that is fed in one step: a shorter one would mostly pay for the call, while the gap grows
 at every step."""
+HELD_DECISIONS = 4
+"""Decisions that one choice stands for while its batch stays the same, the first included."""
+RATE_ERROR = 0.03
+"""Largest change of an acceptance or hit rate, and of lambda / plain goodput, that leaves the choice as it is: the
+standard error of a rate of 0.8 that rests on as many trials as any (`acceptance.MOST_TRIALS`)."""
 UNUSED_DECISIONS = 8
 """Choices in a row that leave a drafter out before it is disabled."""
 
@@ -51,6 +57,7 @@ class Propose:
     def settle(self, force: InForce) -> None:
         """Put settings in force from the next decision on."""
         self.force = self._search.force = force
+        self._kv.held = None
 
     @property
     def has_disabled_drafts(self) -> bool:
@@ -187,12 +194,27 @@ def _carried_out(
     return every, feed(batch.missing, batch.prompt, draft_lengths, catch_up_tokens, kv, usable, always)
 
 
+class Held(NamedTuple):
+    """A choice that stands for some decisions."""
+
+    choice: Choice
+    slots: Ints
+    """(N,): slots of its requests."""
+    rates: Floats
+    """(2, D, K): acceptance and hit rates that it was made from."""
+    lambda_over_plain: float
+    """Lambda / modelled goodput of plain decoding, as measured then."""
+    decisions: int
+    """Decisions that it may stand for from now on."""
+
+
 class DraftKV:
     """Decides which drafters are fed which requests' tokens."""
 
     def __init__(self, settings: Settings, evidence: Evidence, search: DrafterSearch, under_way: UnderWay) -> None:
         self._evidence, self._search, self._under_way = evidence, search, under_way
         self._unused = np.zeros(len(settings.drafters), np.int64)
+        self.held: Held | None = None
         self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
 
@@ -215,7 +237,7 @@ class DraftKV:
 
         If a step does not hold all gaps of the choice, the rest is fed in later steps, and the choice is made again
         without these requests."""
-        choice = self._search.best(batch)
+        choice = self._choice(batch)
         if self._evidence.trials.off:
             return choice, nothing_fed(batch)
         self.note_use(choice)
@@ -226,6 +248,20 @@ class DraftKV:
             closed = np.where(fed >= batch.missing, fed, 0)
             choice = self._search.best(batch, closed, choice.lambda_over_plain)
         return choice, fed
+
+    def _choice(self, batch: Batch) -> Choice:
+        """The last choice while it cannot have changed, else the best one."""
+        known, ratio, held = self._evidence.acceptance.columns, self._evidence.goodput.ratio, self.held
+        if (
+            held is not None and held.decisions and abs(ratio - held.lambda_over_plain) <= RATE_ERROR
+            and _is_unchanged(batch.columns, known, held.slots, held.rates, self.needs_kv, self._search.longest)
+        ):  # fmt: skip
+            self.held = held._replace(decisions=held.decisions - 1)
+            return held.choice
+        choice = self._search.best(batch)
+        changes = self._search.force.has_classes  # with the time that each request has left
+        self.held = None if changes else Held(choice, batch.slot, _rates(known), ratio, HELD_DECISIONS - 1)
+        return choice
 
     def catch_up(self, batch: Batch, order: Ints, *, weighs_tpots: bool = True) -> tuple[Ints, bool]:
         """See `_catch_up`. weighs_tpots: feed no more than TPOTs allow, see `feeding_room`."""
@@ -240,6 +276,32 @@ class DraftKV:
         """Count, for each drafter, a choice that leaves it out. Choices for late requests do not count."""
         if choice.drafter_order.shape[1] and not choice.for_slo:
             _note_use(self._unused, choice.draft_lengths)
+
+
+@compiled
+def _rates(counts: tuple[Any, ...]) -> Floats:
+    """(2, D, K): acceptance and hit rates. counts: fields of `Counts`."""
+    known = Counts(*counts)
+    return np.stack((known.acceptance_rates, hit_rates(known)))
+
+
+@compiled
+def _is_unchanged(
+    columns: tuple[Any, ...], counts: tuple[Any, ...], slots: Ints, rates: Floats, needs_kv: Bools, longest: int
+) -> bool:
+    """Whether the requests in `slots` (N,) decode as before, have tokens left for any proposal and no KV gap, and none
+    of the `rates` (2, D, K) has moved. columns, counts: fields of `Columns`, `Counts`."""
+    batch = Columns(*columns)
+    if len(slots) != len(batch.slot):
+        return False
+    for i in range(len(slots)):
+        decodes = batch.prompt[i] == 0 and batch.prompt_left[i] == 0 and batch.left[i] > longest
+        if slots[i] != batch.slot[i] or not decodes:
+            return False
+        for d in np.flatnonzero(needs_kv):
+            if batch.missing[d, i] > GAP_TOKENS:
+                return False
+    return bool((np.abs(_rates(counts) - rates) <= RATE_ERROR).all())
 
 
 @compiled

@@ -20,6 +20,7 @@ DRAFTERS = (
 )
 REQUESTS = 4
 STEPS = 10
+HELD_STEPS = 3
 CANARY_STEPS = 2  # the first proposes, the second has something to verify
 WHOLE_STEPS, MISSING = 4, 100
 """Steps without KV gaps; tokens of each KV gap after them, so that the code which weighs feeding them runs, too."""
@@ -40,9 +41,12 @@ def compile_all(settings: Settings) -> None:
     loop = Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng(0))
     for step in range(STEPS):
         _step(loop, step)
+    loop.configure(dataclasses.replace(hot, slo_classes=()))  # a choice is held only without classes
+    for step in range(STEPS, STEPS + HELD_STEPS):
+        _step(loop, step)
     pool = frozenset(drafter.name for drafter in settings.drafters)
     loop.configure(dataclasses.replace(hot, arms=(pool, pool)))
-    for step in range(STEPS, STEPS + CANARY_STEPS):
+    for step in range(STEPS + HELD_STEPS, STEPS + HELD_STEPS + CANARY_STEPS):
         _step(loop, step)
     loop.release(np.arange(REQUESTS))
     cost.seconds(Shape(0.0, 1.0, 1.0))
