@@ -167,8 +167,8 @@ class StepCounters(Counters):
     """Step times that were ignored: NaN, negative, or absurd as after a machine was suspended (over a second, and over
     eight times what was predicted or outside the models' passes)."""
     loop_failures: Annotated[int, Metric("outrider_loop_failures_total")] = 0
-    """Times that the control loop itself raised. Each costs the pool's speculation for a while, and no request its
-    answer."""
+    """Times that the control loop itself raised. Each costs a step its drafts, and no request its answer; three within
+    a minute suspend the drafters."""
     broken_answers: Annotated[int, Metric("outrider_broken_answers_total")] = 0
     """Requests that ended with an error since the engine computed NaN or infinity for them: an adapter, the target's
     weights or the device is faulty. If all requests are like that, the pod restarts."""

@@ -41,6 +41,7 @@ def engine(running: Bench, plain: list[list[int]]) -> Iterator[Bench]:
     assert plain, "before anything breaks"
     running.fresh()
     yield running
+    running.loop._failed_at.clear()
     for drafter in running.plan.pool.hosted:
         running.loop.resume(drafter.name)
 
@@ -52,10 +53,11 @@ def plain(running: Bench) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda value: getattr(value, "__name__", value))
-def test_engine_survives_a_bug_and_its_state_says_why(
+def test_engine_survives_a_bug_and_goes_on_speculating(
     engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, books: type | str, call: str
 ) -> None:
-    """Bug: an exception in the books ended the engine, and with it every request of the pod."""
+    """Bug: an exception in the books ended the engine, and with it every request of the pod. Later, one suspended all
+    drafters for half a minute."""
     before = engine.loop.failures
     engine.loop.pin(2, "draft")
     where = importlib.import_module(books) if isinstance(books, str) else books
@@ -70,7 +72,7 @@ def test_engine_survives_a_bug_and_its_state_says_why(
         assert engine.generate(SHORT, arrive_every=2) == plain
     assert engine.loop.failures == before + 1
     for drafter in engine.plan.pool.hosted:
-        assert "the control loop raised KeyError: 'of this name'" in state_of(engine, drafter.name).reason
+        assert not state_of(engine, drafter.name).reason
 
 
 def test_failing_bookkeeping_leaves_plain_decoding(
@@ -88,6 +90,8 @@ def test_failing_bookkeeping_leaves_plain_decoding(
         assert engine.generate(SHORT) == plain
     assert engine.loop.failures > before + 1
     assert engine.verified() == 0
+    for drafter in engine.plan.pool.hosted:
+        assert "the control loop raised ZeroDivisionError" in state_of(engine, drafter.name).reason
 
 
 def test_speculation_comes_back_with_new_books(

@@ -334,12 +334,13 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, sh
     ("call", "draft_tokens"),
     [("plan_verify", 2), ("plan_draft", 2), ("plan_draft", 0), ("observe", 2), ("release", 2)],
 )
-def test_controller_that_raises_suspends_only_speculation(
+def test_controller_that_raises_costs_one_step_its_drafts(
     engine: Bench, short_reference: list[list[int]], call: str, draft_tokens: int
 ) -> None:
     """Bug: a division by zero in a decision ended the engine, and with it every request of the pod. What is caught does
     not depend on the pool, so that one stands for all."""
-    controller = engine.loop._controller
+    controller, before = engine.loop._controller, engine.loop.failures
+    engine.loop._failed_at.clear()  # of the cases before, in the same engine
     decide, calls = getattr(controller, call), []
     engine.loop.pin(draft_tokens, engine.plan.pool.hosted[-1].name)
 
@@ -351,9 +352,9 @@ def test_controller_that_raises_suspends_only_speculation(
         patch.setattr(controller, call, fail_once)
         assert engine.generate(SHORT, arrive_every=2) == short_reference  # requests that end together are one call
     assert len(calls) > 1
+    assert engine.loop.failures == before + 1
     for drafter in engine.plan.pool.hosted:
-        assert "the control loop raised ZeroDivisionError" in state_of(engine, drafter.name).reason
-        engine.loop.resume(drafter.name)
+        assert not state_of(engine, drafter.name).reason
 
 
 def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, short_reference: list[list[int]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from typing import NamedTuple
@@ -34,6 +35,10 @@ from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
 from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.loop.waiting import patience_s
 
+MOST_FAILURES, FAILURES_WITHIN_S = 3, 60.0
+"""Exceptions within so many seconds that suspend all drafters: one costs a step its drafts, a defect comes again."""
+MOST_NAMES = 8
+"""Requests of a failed step that the log names."""
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
 
@@ -83,6 +88,7 @@ class ControlLoop:
         self.failures = 0
         """Number of exceptions in decisions, and in the bookkeeping of steps and requests."""
         self._last_failure = ""
+        self._failed_at: deque[float] = deque(maxlen=MOST_FAILURES)
         self.broken_answers = 0
         """Requests that ended since the engine computed NaN or infinity for them."""
         self.running = 0
@@ -118,7 +124,7 @@ class ControlLoop:
             try:
                 return self._controller.plan_verify(batch, forest)
             except Exception as error:
-                self.failed(error)
+                self.failed(error, "the choice of proposals to verify")
                 return VerifyPlan(np.zeros(len(forest), bool), np.zeros(len(batch), np.int64), Purpose.FIXED)
 
     def nothing_to_verify(self) -> None:
@@ -134,7 +140,7 @@ class ControlLoop:
             try:
                 plan = self._controller.plan_draft(batch)
             except Exception as error:
-                self.failed(error)
+                self.failed(error, "the choice of drafters", self.request_names)
                 return self._no_drafts(batch)
             self._decided = batch, plan, self.request_names
             return plan
@@ -156,7 +162,7 @@ class ControlLoop:
                 if self._calibrator is not None:
                     self._calibrator.observe(outcome.forest, outcome.tried, outcome.accepted)
             except Exception as error:
-                self.failed(error)
+                self.failed(error, "the observation of a step", finished.step.names)
         for listener in self.listeners:
             listener(finished)
 
@@ -171,7 +177,7 @@ class ControlLoop:
             try:
                 self._controller.release(slots)
             except Exception as error:
-                self.failed(error)
+                self.failed(error, f"the release of slots {slots.tolist()}")
 
     def caught_up(self, tokens: int, seconds: float) -> None:
         """Count the tokens and seconds of draft models that filled KV gaps."""
@@ -187,17 +193,20 @@ class ControlLoop:
             if self._available.suspend(drafter, reason):
                 self.arms.failed(drafter)
 
-    def failed(self, error: Exception) -> None:
-        """Suspend all drafters after an exception in the loop: requests go on, without speculation for a while."""
+    def failed(self, error: Exception, part: str = "the bookkeeping", requests: Sequence[str] = ()) -> None:
+        """Count an exception in the loop, whose step goes on without drafts. MOST_FAILURES of them within
+        FAILURES_WITHIN_S suspend all drafters. part, requests: what raised, and the requests of its step."""
         with self.lock:
             self.failures += 1
             self.arms.forget_all()  # what a step cost may be lost, and its tokens are not
             reason = f"{type(error).__name__}: {error}"
-            # The same error may come with every step: log it once.
-            if reason != self._last_failure or self._available.has_serving_drafter:
-                logger.error("outrider: the control loop raised; nothing is proposed for a while", exc_info=error)
+            if reason != self._last_failure or self._available.has_serving_drafter:  # else it comes with every step
+                some = f" (requests {', '.join(requests[:MOST_NAMES])})" if requests else ""
+                logger.error("outrider: %s raised%s; the step goes on without it", part, some, exc_info=error)
             self._last_failure = reason
-            self._available.suspend_all(f"the control loop raised {reason}")
+            self._failed_at.append(self._clock())
+            if len(self._failed_at) == MOST_FAILURES and self._failed_at[-1] - self._failed_at[0] < FAILURES_WITHIN_S:
+                self._available.suspend_all(f"the control loop raised {reason}")
 
     def resume(self, drafter: str) -> None:
         """End a suspension now."""

@@ -87,6 +87,11 @@ class Stepper:
         if predecessor:
             loop.release(np.arange(slots))
 
+    @property
+    def last_step(self) -> int:
+        """Number of the last step that was scheduled."""
+        return self._number
+
     # -- decide -------------------------------------------------------------------------------------------------
 
     def nothing_to_verify(self, requests: int) -> VerifyPlan:

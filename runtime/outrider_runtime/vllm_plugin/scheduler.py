@@ -126,14 +126,15 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     @contextmanager
     def _guard(self) -> Iterator[Stepper]:
-        """Guard each call of the loop: an exception suspends speculation for a while, and never fails a request.
+        """Guard each call of the loop: an exception costs a step its drafts, and never fails a request.
 
         A new Stepper replaces the one that raised.
         """
         try:
             yield self._stepper
         except Exception as error:
-            self.outrider.failed(error)
+            names = [request.request_id for request in self.running]
+            self.outrider.failed(error, f"the bookkeeping after step {self._stepper.last_step}", names)
             self._stepper = self._new_stepper(self._stepper)
 
     # -- decide ---------------------------------------------------------------------------------------------------

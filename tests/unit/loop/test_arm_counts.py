@@ -263,6 +263,11 @@ def hot_change(**change: Any) -> Change:
     return lambda loop: loop.configure(hot_config().model_copy(update={"canary": CANARY} | change))
 
 
+def fail(loop: ControlLoop, *, times: int) -> None:
+    for _ in range(times):
+        loop.failed(RuntimeError("a bug"))
+
+
 INCOMPARABLE: dict[str, Change] = {
     "speculation off": hot_change(mode=SpeculationMode.OFF),
     "no draft tokens": hot_change(max_draft_tokens=0),
@@ -271,7 +276,7 @@ INCOMPARABLE: dict[str, Change] = {
     "stable's drafter paused": hot_change(paused_drafters=["eagle"]),
     "drafter of both paused": hot_change(paused_drafters=["pld"]),
     "drafter suspended": lambda loop: loop.drafter_failed("draft", "RuntimeError: no memory"),
-    "exception in the loop": lambda loop: loop.failed(RuntimeError("a bug")),
+    "exceptions in the loop": lambda loop: fail(loop, times=3),
     "drafter pinned": lambda loop: loop.pin(2, "pld"),
 }
 
