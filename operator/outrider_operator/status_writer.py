@@ -10,7 +10,7 @@ from outrider_operator.api_error import ApiError
 from outrider_operator.apply import ObserveAgain
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import REPLICA_WRITER, Object
-from outrider_operator.decide.conditions.status_changes import status_write
+from outrider_operator.decide.status_changes import status_write
 from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.validation.reading import name_of

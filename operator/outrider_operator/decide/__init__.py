@@ -13,25 +13,24 @@ from dataclasses import replace
 from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.cluster_model import Observed, OperatorSettings
-from outrider_operator.decide.concerns.canary_outcome import draft_canary
+from outrider_operator.decide.concerns.canary_outcome import canary_events, draft_canary
 from outrider_operator.decide.concerns.download_outcome import download
 from outrider_operator.decide.concerns.figures_outcome import figures
 from outrider_operator.decide.concerns.gateway_outcome import gateway
 from outrider_operator.decide.concerns.profile_outcome import profile
 from outrider_operator.decide.concerns.specification_outcome import specification
 from outrider_operator.decide.concerns.workload_outcome import pod_notes, without_spec, workload
-from outrider_operator.decide.conditions.canary import canary_events
-from outrider_operator.decide.conditions.kstatus import with_kstatus
-from outrider_operator.decide.conditions.status_changes import events, with_verdicts
 from outrider_operator.decide.contents import unread_contents
 from outrider_operator.decide.desired_state import desired_state
 from outrider_operator.decide.intent import Intent, intent_of
+from outrider_operator.decide.kstatus import with_kstatus
 from outrider_operator.decide.outcome import ConcernOutcome, merge
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.known_profiles import sources_of
 from outrider_operator.decide.revisions import unread_maps
 from outrider_operator.decide.service_world import ServiceWorld
+from outrider_operator.decide.status_changes import events, with_verdicts
 from outrider_operator.decide.workloads.children import write_children
 from outrider_operator.plan import Plan
 from outrider_operator.validation.reading import is_being_deleted

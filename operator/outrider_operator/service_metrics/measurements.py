@@ -13,7 +13,6 @@ from outrider_crds.spec import MetricsSource
 
 from outrider_operator.cache import ObjectCache
 from outrider_operator.cluster_model import CANARY_TRACK, GROUPS_LABEL, TRACK_LABEL, FigureWindows, Object
-from outrider_operator.decide.conditions.status_changes import FIGURES_EVERY_S
 from outrider_operator.decide.figures.windows import (
     History,
     followed_revision,
@@ -25,6 +24,7 @@ from outrider_operator.decide.figures.windows import (
 )
 from outrider_operator.decide.pod_states import revision_of
 from outrider_operator.decide.revisions import revision_in
+from outrider_operator.decide.status_changes import FIGURES_EVERY_S
 from outrider_operator.kinds import DEPLOYMENT, SERVICE
 from outrider_operator.service_metrics.pod_polls import PodStates
 from outrider_operator.service_metrics.prometheus import PrometheusFigures

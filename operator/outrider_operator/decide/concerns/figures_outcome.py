@@ -6,8 +6,8 @@ from typing import Any
 
 from outrider_crds.status import ConditionType
 
-from outrider_operator.decide.conditions.adapter_loading import adapter_statuses, adapters_loaded
-from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
+from outrider_operator.decide.concerns.adapter_loading import adapter_statuses, adapters_loaded
+from outrider_operator.decide.concerns.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.figures import status_figures
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.demand import demand

@@ -7,9 +7,9 @@ from dataclasses import replace
 from outrider_crds.status import ConditionReason
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
+from outrider_operator.decide.concerns.canary_outcome import canary_progressing, canary_updated
+from outrider_operator.decide.concerns.download_outcome import models_progressing, models_updated
 from outrider_operator.decide.concerns.rollout_view import RolloutView
-from outrider_operator.decide.conditions.canary import canary_progressing, canary_updated
-from outrider_operator.decide.conditions.downloads import models_progressing, models_updated
 from outrider_operator.decide.desired_state import DesiredState
 from outrider_operator.decide.pod_states import Pods, revision_of
 from outrider_operator.decide.pod_troubles import scheduler_says

@@ -11,7 +11,7 @@ from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import WindowCounts
-from outrider_operator.decide.conditions.feasibility import infeasible
+from outrider_operator.decide.concerns.feasibility import infeasible
 from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
 from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import (
