@@ -57,7 +57,7 @@ class Propose:
     def settle(self, force: InForce) -> None:
         """Put settings in force from the next decision on."""
         self.force = self._search.force = force
-        self._kv.held = None
+        self._kv.last_choice = None
 
     @property
     def has_disabled_drafts(self) -> bool:
@@ -194,7 +194,7 @@ def _carried_out(
     return every, feed(batch.missing, batch.prompt, draft_lengths, catch_up_tokens, kv, usable, always)
 
 
-class Held(NamedTuple):
+class LastChoice(NamedTuple):
     """A choice that stands for some decisions."""
 
     choice: Choice
@@ -214,7 +214,7 @@ class DraftKV:
     def __init__(self, settings: Settings, evidence: Evidence, search: DrafterSearch, under_way: UnderWay) -> None:
         self._evidence, self._search, self._under_way = evidence, search, under_way
         self._unused = np.zeros(len(settings.drafters), np.int64)
-        self.held: Held | None = None
+        self.last_choice: LastChoice | None = None
         self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
 
@@ -251,16 +251,16 @@ class DraftKV:
 
     def _choice(self, batch: Batch) -> Choice:
         """The last choice while it cannot have changed, else the best one."""
-        known, ratio, held = self._evidence.acceptance.columns, self._evidence.goodput.ratio, self.held
+        known, ratio, last = self._evidence.acceptance.columns, self._evidence.goodput.ratio, self.last_choice
         if (
-            held is not None and held.decisions and abs(ratio - held.lambda_over_plain) <= RATE_ERROR
-            and _is_unchanged(batch.columns, known, held.slots, held.rates, self.needs_kv, self._search.longest)
+            last is not None and last.decisions and abs(ratio - last.lambda_over_plain) <= RATE_ERROR
+            and _is_unchanged(batch.columns, known, last.slots, last.rates, self.needs_kv, self._search.longest)
         ):  # fmt: skip
-            self.held = held._replace(decisions=held.decisions - 1)
-            return held.choice
+            self.last_choice = last._replace(decisions=last.decisions - 1)
+            return last.choice
         choice = self._search.best(batch)
         changes = self._search.force.has_classes  # with the time that each request has left
-        self.held = None if changes else Held(choice, batch.slot, _rates(known), ratio, HELD_DECISIONS - 1)
+        self.last_choice = None if changes else LastChoice(choice, batch.slot, _rates(known), ratio, HELD_DECISIONS - 1)
         return choice
 
     def catch_up(self, batch: Batch, order: Ints, *, weighs_tpots: bool = True) -> tuple[Ints, bool]:
