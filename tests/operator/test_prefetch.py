@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def inject_sidecars(cluster: Cluster, namespace: str) -> None:
     """Put a container that never ends into each pod of a download."""
     name, kind = f"sidecars-{namespace}", {"apiVersion": "admissionregistration.k8s.io/v1"}
     sidecar = 'Object.spec.containers{name: "mesh", image: object.spec.containers[0].image, command: ["sleep", "3600"]}'
-    patch = {"expression": f"Object{{spec: Object.spec{{containers: [{sidecar}]}}}}"}
+    patch = {"expression": f'[JSONPatch{{op: "add", path: "/spec/containers/-", value: {sidecar}}}]'}
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     matched = {"matchLabels": {"outrider.dev/component": "prefetch"}}
     there = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
@@ -57,11 +58,16 @@ def inject_sidecars(cluster: Cluster, namespace: str) -> None:
         "matchConstraints": {"resourceRules": [rule], "namespaceSelector": there, "objectSelector": matched},
         "failurePolicy": "Fail",
         "reinvocationPolicy": "Never",
-        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": patch}],
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": patch}],
     }
     cluster.apply({**kind, "kind": "MutatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec})
     binding = {"kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": {"policyName": name}}
     cluster.apply({**kind, **binding})
+    metadata = {"name": "probe", "namespace": namespace, "labels": matched["matchLabels"]}
+    containers = {"automountServiceAccountToken": False, "containers": [{"name": "probe", "image": "probe"}]}
+    probe = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": containers})
+    create = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+    wait_for("the policy", lambda: '"mesh"' in cluster.kubectl(*create, stdin=probe))
 
 
 def _says(service: Service, words: str) -> bool:
