@@ -17,7 +17,7 @@ def test_a_drafter_that_cannot_load_is_dropped_and_named(laptop: Laptop) -> None
     assert lookup.loaded
     assert eagle.loaded
     assert not broken.loaded
-    assert "cannot be started" in broken.reason
+    assert "damaged or cut off" in broken.reason
     before = lookup.verified
     with laptop.speculating():
         assert server.chat(REPETITIVE, max_tokens=48, temperature=0).status_code == 200

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from outrider_runtime.server import strict_json
 from outrider_runtime.server.gate import GateFacts, RequestGate
 from outrider_runtime.torch_engine import app, openai_requests
 from outrider_runtime.torch_engine.app import ApiService, make_app
@@ -270,13 +271,14 @@ async def test_bodies_are_parsed_once_and_off_the_event_loop(
 ) -> None:
     """Bug: a body of many megabytes blocked all answers and probes, twice."""
     http, _ = served
-    threads, loads = list[threading.Thread](), json.loads
+    threads, parse = list[threading.Thread](), strict_json.from_json
 
     def noting(*arguments: Any, **named: Any) -> Any:
         threads.append(threading.current_thread())
-        return loads(*arguments, **named)
+        return parse(*arguments, **named)
 
     bodies = [(COMPLETION, json.dumps(completion())), (CHAT, json.dumps(chat()))]
+    monkeypatch.setattr(strict_json, "from_json", noting)
     monkeypatch.setattr(json, "loads", noting)
     answers = [await http.post(path, content=body) for path, body in bodies]
     assert [answer.status_code for answer in answers] == [200, 200]

@@ -92,7 +92,7 @@ def test_weights_of_nan_are_refused_at_start(folder: Path, tmp_path: Path) -> No
     shutil.copytree(folder, tmp_path / "nan")
     file = tmp_path / "nan" / "model.safetensors"
     save_file({name: tensor * math.nan for name, tensor in load_file(file).items()}, file)
-    with pytest.raises(UnsupportedModelError, match=rf"{file.parent}: the model's logits are not finite"):
+    with pytest.raises(UnsupportedModelError, match=rf"{file.parent}: the tensor \S+ has NaN"):
         started(boot(tmp_path / "nan"), tmp_path)
 
 
