@@ -147,8 +147,10 @@ def draft_steps(engine: Engine) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_two_equal_pools_differ_by_less_than_a_percent() -> None:
-    """Twenty seeds of one batch; `bench.canary_arms` does the same at batch 1, 8 and 64, and scheduling ahead."""
-    gains = [gain(served(8, 250, world(), seed=seed)[1]) for seed in range(20)]
+    """Sixty seeds of one batch, whose mean has a standard error of 0.35%: that of twenty, 0.6%, failed by chance.
+
+    `bench.canary_arms` does the same at batch 1, 8 and 64, and scheduling ahead."""
+    gains = [gain(served(8, 250, world(), seed=seed)[1]) for seed in range(60)]
     assert abs(np.mean(gains)) < 0.01, gains
 
 
