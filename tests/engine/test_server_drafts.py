@@ -26,5 +26,5 @@ def test_a_drafter_that_cannot_load_is_dropped_and_named(laptop: Laptop) -> None
     assert state.drafters[0].verified > before, "what is left of the pool is used"
     assert server.metric("outrider_drafter_loaded", drafter=BROKEN) == 0
     log = server.log.read_text(errors="replace")
-    assert f"drafter '{BROKEN}' is left out" in log
+    assert f"drafter '{BROKEN}' is not used" in log
     assert "starting again" not in log, "the target is loaded once"

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx
+import pydantic_core
 import pytest
 from outrider_runtime.server import strict_json
 from outrider_runtime.server.gate import GateFacts, RequestGate
@@ -271,7 +272,7 @@ async def test_bodies_are_parsed_once_and_off_the_event_loop(
 ) -> None:
     """Bug: a body of many megabytes blocked all answers and probes, twice."""
     http, _ = served
-    threads, parse = list[threading.Thread](), strict_json.from_json
+    threads, parse = list[threading.Thread](), pydantic_core.from_json
 
     def noting(*arguments: Any, **named: Any) -> Any:
         threads.append(threading.current_thread())
