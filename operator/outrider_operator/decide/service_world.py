@@ -18,6 +18,7 @@ from outrider_operator.decide.pod_states import Pods, pods_of, revision_of
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.readable_spec import readable_spec, stored_hot
 from outrider_operator.decide.revisions import Revision, current_revision, ready_revision, stored_revisions
+from outrider_operator.decide.unreachable_pods import why_unreachable
 from outrider_operator.validation.reading import label, name_of
 
 
@@ -75,6 +76,11 @@ class ServiceWorld:
         """Name of a ready serving pod -> its last report."""
         names = (name_of(pod) for pod in self.pods.ready)
         return {name: self.observed.states[name] for name in names if name in self.observed.states}
+
+    @cached_property
+    def unreachable(self) -> str:
+        """Sentence about a ready pod that does not answer the operator; empty if all do."""
+        return why_unreachable(self.observed.unreachable, self.pods.ready, self.observed.network_policies)
 
     @cached_property
     def ready_now(self) -> frozenset[str]:

@@ -15,15 +15,14 @@ from outrider_operator.decide.figures.printer_columns import summary
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.unreachable_pods import explained, why_unreachable
+from outrider_operator.decide.unreachable_pods import explained
 from outrider_operator.validation.reading import name_of
 
 
 def figures(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Conditions SpeculationActive, GoodputHealthy, SLOAttained and AdaptersLoaded, and the figures of the status."""
     spec, observed = intent.spec, world.observed
-    unreachable = why_unreachable(observed.unreachable, world.pods.ready, observed.network_policies)
-    windows = explained(observed.figures, unreachable)
+    windows = explained(observed.figures, world.unreachable)
     behaviour = MeasuredBehaviour(windows, observed.status, world.states, is_served=bool(world.pods.ready))
     return ConcernOutcome(
         conditions={

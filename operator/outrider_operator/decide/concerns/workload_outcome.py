@@ -20,7 +20,6 @@ from outrider_operator.decide.pod_states import LOOK_AGAIN_S, revision_of
 from outrider_operator.decide.pod_troubles import is_being_created
 from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.decide.specification import unreadable_spec
-from outrider_operator.decide.unreachable_pods import why_unreachable
 from outrider_operator.decide.verdict import Verdicts, unknown
 from outrider_operator.decide.workloads.children import serving_objects, unneeded_children
 from outrider_operator.decide.workloads.pod_availability import available, endpoint_ready
@@ -33,7 +32,6 @@ from outrider_operator.validation.reading import annotation, integer, is_being_d
 def workload(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Children that serve the intent's revision; conditions Available, Updated, Progressing and Ready."""
     rollout, desired = RolloutView(world, intent), intent.desired
-    unreachable = why_unreachable(world.observed.unreachable, world.pods.ready, world.observed.network_policies)
     ready = endpoint_ready(world, desired.spec.replicas)
     waits_s = (rollout.capacity_check_s, rollout.deadline_check_s, rollout.groups_check_s, _polling_s(world, rollout))
     writes = _writes(world, intent) if intent.scales else ConcernOutcome()
@@ -44,7 +42,7 @@ def workload(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
         adopt=writes.adopt,
         conditions={
             ConditionType.AVAILABLE: available(world.pods, desired.replicas),
-            ConditionType.UPDATED: updated(rollout, unreachable),
+            ConditionType.UPDATED: updated(rollout, world.unreachable),
             ConditionType.PROGRESSING: progressing(rollout),
             ConditionType.READY: ready,
         },
