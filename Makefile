@@ -8,12 +8,12 @@ SETUP := $(PYTHON3) -m setup
 PROCESSES ?= 4
 unexport PYTHONDONTWRITEBYTECODE  # with it every process of the tests compiles our modules, and pytest rewrites each file
 
-.PHONY: help demo test test-fast lint deps deps-fast code bench recording crds docs profile simulate clean
+.PHONY: help demo test test-fast lint deps deps-demo deps-fast code bench recording crds docs profile simulate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
 
-demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
+demo: deps-demo ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 test: deps lint ## every test, with a real cluster and real engines, in PROCESSES=4
@@ -52,6 +52,9 @@ simulate: deps-fast ## what the example's pool would do on an H100 at 8 requests
 
 deps: ## system packages, virtual environment, compiled code, cluster binary, helm, model (cached)
 	@$(SETUP) all
+
+deps-demo: ## what `make demo` needs of it (cached)
+	@$(SETUP) demo
 
 deps-fast: ## the virtual environment only (cached)
 	@$(SETUP) venv

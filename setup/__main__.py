@@ -1,4 +1,5 @@
-"""`python3 -m setup all|system|venv|code|cluster|model`: each is cached, and repeats in no time."""
+"""`python3 -m setup STEP`, `demo` for what the demo needs, or `all` for what the tests need: each step is cached, and
+repeats in no time."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ from setup.steps import REPOSITORY, SetupError, run, say
 def _cluster() -> None:
     binaries.kubernetes()
     binaries.helm()
+
+
+def _neighbours() -> None:
+    """What other projects install in a cluster, for the tests of what we make for them."""
     binaries.prometheus_operator_crds()
     binaries.inference_pool_crd()
     binaries.scaled_object_crd()
@@ -48,17 +53,19 @@ _STEPS: dict[str, Callable[[], object]] = {
     "code": _code,
     "cluster": _cluster,
     "model": _model,
+    "neighbours": _neighbours,
 }
+_OF_THE_DEMO = tuple(name for name in _STEPS if name != "neighbours")
 
 
 def main() -> int:
     """Prepare one thing, or all in order; the exit status is 1, with a sentence, when one cannot be had."""
     parser = argparse.ArgumentParser(prog="python3 -m setup", description=__doc__)
-    parser.add_argument("step", choices=["all", *_STEPS])
+    parser.add_argument("step", choices=["all", "demo", *_STEPS])
     step = parser.parse_args().step
     started = time.monotonic()
     try:
-        for name in _STEPS if step == "all" else [step]:
+        for name in {"all": tuple(_STEPS), "demo": _OF_THE_DEMO}.get(step, (step,)):
             _STEPS[name]()
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
