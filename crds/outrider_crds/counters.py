@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Annotated, Any, ClassVar, Self
 
+from pydantic import Field
+
 from outrider_crds.counter_sums import Count, Counters, Sum
 from outrider_crds.metrics import Group, Labelled, Metric
 
@@ -206,6 +208,8 @@ class ArmCounters(Counters):
     """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
     ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
     corrected online."""
+    batch_steps: Annotated[list[Count], Field(max_length=32)] = []
+    """Their decoding steps by the requests that decoded in the step: 1, 2 to 3, 4 to 7, and so on."""
     plain_squared: Sum = 0.0
     """Sum of each request's plain seconds squared."""
     price_squared: Sum = 0.0

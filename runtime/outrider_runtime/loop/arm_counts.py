@@ -10,7 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import RLock
 
 import numpy as np
@@ -57,6 +57,8 @@ class _Member:
     speculated_s: float = 0.0
     """Those of them that are of steps in which the arm speculated."""
     price_s: float = 0.0
+    batches: Counter[int] = field(default_factory=Counter)
+    """Counted steps by the batch's size: 0 is a request alone, 1 is 2 to 3, and so on."""
     last_step: int = -1
     """Number of the last step that scheduled it; STILL_RUNNING while it runs, -1 before."""
 
@@ -79,6 +81,7 @@ def _evidence(member: _Member, output_tokens: int) -> ArmCounters | None:
         return None
     return ArmCounters.model_construct(
         requests=1, tokens=tokens, plain_s=plain_s, speculated_s=member.speculated_s * used, price_s=price_s,
+        batch_steps=[member.batches[number] for number in range(max(member.batches, default=-1) + 1)],
         plain_squared=plain_s * plain_s, price_squared=price_s * price_s, plain_times_price=plain_s * price_s,
     )  # fmt: skip
 
@@ -183,6 +186,7 @@ class ArmCounter:
 
     def add(self, names: Sequence[str], made: Credits) -> None:
         """Count a finished step of these requests."""
+        batch = int(np.count_nonzero(made.tokens)).bit_length() - 1
         columns = (made.tokens, made.plain_s, np.where(made.speculates, made.plain_s, 0.0), made.price_s)
         for name, tokens, plain_s, speculated_s, price_s in zip(
             names, *(column.tolist() for column in columns), strict=True
@@ -195,6 +199,8 @@ class ArmCounter:
                 member.plain_s += plain_s
                 member.speculated_s += speculated_s
                 member.counted_tokens += tokens
+                if tokens:
+                    member.batches[batch] += 1
             else:
                 member.skipped_tokens += tokens
 

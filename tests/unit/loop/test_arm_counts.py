@@ -84,7 +84,7 @@ def test_request_counts_once_its_last_step_is_observed() -> None:
     arms.add(["r"], credits_of(4)._replace(speculates=np.array([False])))
     arms.observed(8)
     expected = ArmCounters(
-        requests=1, tokens=4, plain_s=0.5, speculated_s=0.375 * 4 / 7, price_s=0.5,
+        requests=1, tokens=4, plain_s=0.5, speculated_s=0.375 * 4 / 7, price_s=0.5, batch_steps=[2],
         plain_squared=0.25, price_squared=0.25, plain_times_price=0.25,
         finished={"chat": 1}, attained={"chat": 1},
     )  # fmt: skip
@@ -106,6 +106,21 @@ def test_preempted_request_has_no_credit_for_a_second_prefill() -> None:
     arms.ended("r", 1 + 3 + 1 + 3, attained=True)
     arms.observed(4)
     assert (_candidate(arms).tokens, _candidate(arms).plain_s) == (7, 6 * PLAIN_TOKEN_S)
+
+
+def test_steps_of_a_request_are_counted_by_the_size_of_the_batch() -> None:
+    """A request whose prompt is read in the step does not decode in it."""
+    arms = counter(candidate_percent=100)
+    arms.arrived("r", "chat")
+    arms.runs("r")
+    for others in ([], [1, 0], [1, 1], [1, 1, 1], [1] * 4):
+        tokens = np.array([1, *others])
+        seconds, names = np.ones(len(tokens)), ["r", *map(str, others)]
+        arms.add(names, Credits(tokens, seconds, seconds, seconds > 0, 1.0))
+    arms.left("r", 1)
+    arms.ended("r", 6, attained=None)
+    arms.observed(2)
+    assert _candidate(arms).batch_steps == [1, 2, 2]
 
 
 PLAIN_TOKEN_S = 0.125

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import accumulate
 
 from outrider_crds.base import seconds
 from outrider_crds.counters import ArmCounters
@@ -46,6 +48,8 @@ _MESSAGES: Mapping[str, str] = {
     CanaryPhase.SUPERSEDED: "Another draftPool took the place of candidate {candidate}.",
     CanaryPhase.CANCELLED: "The spec left candidate {candidate} before a verdict.",
 }
+_RARE_STEPS = 0.05
+"""Share of the steps, at the small and at the large end of batch sizes, that says little."""
 _LEAST_COUNTED_S = 30.0
 """Seconds since the first counted request from which on they tell a rate."""
 
@@ -76,7 +80,7 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
 def message_of(rollout: CanaryRollout, canary: RolloutStatus) -> str:
     """A sentence about the result, or about the remaining time."""
     judgement, hold = _judgement(rollout, canary), rollout.view.hold
-    gain = _gain_text(_worst(judgement))
+    gain = _gain_text(_worst(judgement), _batch_sizes(canary))
     if hold and canary.held_since and canary.phase in OPEN:
         return cut(f"{hold} The canary waits, and its timeout does not run. {gain}".strip(), 2048)
     sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
@@ -148,8 +152,22 @@ def duration(minutes: float) -> str:
     return f"{minutes:.0f} minutes" if minutes < 120.0 else f"{minutes / 60.0:.0f} hours"
 
 
-def _gain_text(gain: Gain | None) -> str:
-    return f"Gain {_percent(gain.value)}% [{_range_text(gain)}]." if gain is not None else ""
+def _gain_text(gain: Gain | None, batch_sizes: str) -> str:
+    if gain is None:
+        return ""
+    where = f", in batches of {batch_sizes}" if batch_sizes else ""
+    return f"Gain {_percent(gain.value)}% [{_range_text(gain)}]{where}."
+
+
+def _batch_sizes(canary: RolloutStatus) -> str:
+    """Batch sizes of the middle 90% of both arms' steps, "1 to 7": the gain at others is not known."""
+    steps = sum((entry.stable + entry.candidate for entry in canary.sums), ArmCounters()).batch_steps
+    if not any(steps):
+        return ""
+    below = list(accumulate(steps))
+    first, last = (bisect_left(below, share * below[-1]) for share in (_RARE_STEPS, 1.0 - _RARE_STEPS))
+    least, most = 2**first, 2 ** (last + 1) - 1
+    return f"{least} to {most}" if most > least else str(least)
 
 
 def _percent(share: float) -> str:

@@ -44,6 +44,25 @@ def test_the_message_says_how_much_longer_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ([], "]."),
+        ([7], "], in batches of 1."),
+        ([4, 60, 30, 6, 0, 0], "], in batches of 2 to 15."),
+        ([0, 9], "2 to 3."),
+    ],
+)
+def test_the_verdict_names_the_batch_sizes_that_it_saw(steps: list[int], named: str) -> None:
+    """Bug: a draft that gains alone and loses at 64 was promoted at night, and nothing said which loads were seen."""
+    world = CanaryWorld()
+    world.patched()
+    arms = {"stable": arm(1000, 100.0), "candidate": arm(1000, 110.0).model_copy(update={"batch_steps": steps})}
+    world.measure_arms(canary=CanaryState(id=world.order["id"], **arms))
+    assert world.phase == "Promoting"
+    assert world.rollout.message.endswith(named)
+
+
+@pytest.mark.parametrize(
     ("minutes", "said"), [(0.2, "a minute"), (1.4, "a minute"), (1.6, "2 minutes"), (150.0, "2 hours")]
 )
 def test_durations_are_in_words(minutes: float, said: str) -> None:
