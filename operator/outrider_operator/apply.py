@@ -26,9 +26,8 @@ from outrider_operator.kinds import CHILDREN, POD, ResourceKind, child_kind, kin
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.managed_fields import claimed
 from outrider_operator.plan import Adoption, Delete, Plan, Write, component_of, fingerprint
-from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.objects import admit
-from outrider_operator.validation.reading import component, label, name_of, namespace_of, uid_of
+from outrider_operator.validation.reading import InvalidInput, component, label, name_of, namespace_of, uid_of
 
 logger = logging.getLogger(__name__)
 

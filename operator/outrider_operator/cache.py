@@ -8,9 +8,8 @@ from collections.abc import Callable, Container, Iterator
 from outrider_operator.cluster_model import COMPONENT_LABEL, GROUPS_LABEL, SERVICE_LABEL, Object
 from outrider_operator.kinds import SERVICE, ResourceKind
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.objects import admit, left_out
-from outrider_operator.validation.reading import labels_of, name_of, namespace_of, uid_of
+from outrider_operator.validation.reading import InvalidInput, labels_of, name_of, namespace_of, uid_of
 
 ObjectKey = tuple[str, str]
 """(namespace, name)"""

@@ -7,12 +7,13 @@ deletable while the operator is down. docs/explanation/operator.md says what its
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
 
 from outrider_operator.configuration import OperatorSettings
+from outrider_operator.service_controller import ServiceController
 
 # kopf ends the process after the last of these pauses. An API server may be away for long.
 _API_RETRY_PAUSES_S = (1, 1, 2, 3, *(5,) * 720)
@@ -20,26 +21,18 @@ _API_RETRY_PAUSES_S = (1, 1, 2, 3, *(5,) * 720)
 _CHATTY = ("kopf.activities", "aiohttp.access")
 
 
-class Operator(Protocol):
-    """The operator's work, which kopf starts and stops."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-def build_registry(operator: Operator, client: ClientConfiguration) -> kopf.OperatorRegistry:
+def build_registry(controller: ServiceController, client: ClientConfiguration) -> kopf.OperatorRegistry:
     """The handlers in their own registry, since kopf's default registry is global."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry, id="start")
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
-        await operator.start()
+        await controller.start()
 
     @kopf.on.cleanup(registry=registry, id="stop")
     async def stop(**_: Any) -> None:
-        await operator.stop()
+        await controller.stop()
 
     @kopf.on.login(registry=registry, id="login")
     async def login(**_: Any) -> kopf.ConnectionInfo:

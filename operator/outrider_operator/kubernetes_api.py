@@ -24,8 +24,7 @@ from outrider_operator.api_error import UNREACHABLE, ApiError, error_of
 from outrider_operator.cluster_model import FIELD_MANAGER, Object
 from outrider_operator.kinds import UNWATCHED_CHILDREN, WATCHED_BY_METADATA, ResourceKind, kind_of
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import name_of, namespace_of
+from outrider_operator.validation.reading import InvalidInput, name_of, namespace_of
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Any, TypeVar
 
 from outrider_operator.api_error import UNREACHABLE, ApiError
 from outrider_operator.cache import version_of
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import LEASE
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.loop_thread import LoopThread
 from outrider_operator.operator_metrics import telemetry
+
+_Result = TypeVar("_Result")
+
+
+class LoopThread:
+    """Runs what must not wait for turns of the main event loop: on a busy machine a turn may take seconds."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
+
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run `work` in the thread. Cancelling this cancels it there."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,8 @@ from outrider_operator import http_page, kopf_adapter
 from outrider_operator.configuration import ConfigurationError, OperatorSettings, read_settings
 from outrider_operator.decide import decide
 from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
-from outrider_operator.lease import Lease
-from outrider_operator.loop_thread import LoopThread
-from outrider_operator.operator_metrics import metrics_page
-from outrider_operator.operator_metrics.condition_metrics import ServiceConditions
-from outrider_operator.operator_metrics.demand_metrics import ServiceDemand
+from outrider_operator.lease import Lease, LoopThread
+from outrider_operator.operator_metrics.status_metrics import ServiceStatusMetrics
 from outrider_operator.service_controller import ServiceController
 
 logger = logging.getLogger(__name__)
@@ -44,11 +41,10 @@ async def _run(settings: OperatorSettings) -> bool:
     lease_thread = LoopThread("lease")
     lease = Lease(lease_thread, lease_api, settings.namespace, settings.lease_name, settings.pod_name)
     controller = ServiceController(settings, api, lease, decide)
-    prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
-    prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
+    prometheus_client.REGISTRY.register(ServiceStatusMetrics(controller.services))
     try:
         async with (
-            metrics_page.serving(settings.metrics_port),
+            http_page.serving_metrics(settings.metrics_port),
             http_page.serving_health(settings.health_port, controller.health, controller.is_stuck),
         ):
             await kopf.operator(

@@ -10,7 +10,14 @@ from outrider_crds.prefetch_report import PrefetchProgress
 
 from outrider_operator import kinds
 from outrider_operator.cache import ObjectCache
-from outrider_operator.child_reader import ChildReader, Foreign
+from outrider_operator.child_reader import (
+    ChildReader,
+    Foreign,
+    current_warning,
+    node_in_the_making,
+    read_sentences,
+    without_container,
+)
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     PREFETCH,
@@ -31,8 +38,7 @@ from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.decide.pod_troubles import unschedulable_since
 from outrider_operator.kinds import ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.pod_events import current_warning, node_in_the_making, read_sentences, without_container
-from outrider_operator.replica_writers import ReplicaWriter, noted, rivals
+from outrider_operator.managed_fields import ReplicaWriter, noted, rivals
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import component, created_s, labels_of, name_of, text, uid_of

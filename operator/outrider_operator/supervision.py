@@ -1,13 +1,35 @@
-"""Restart background tasks that fail: a defect in one task does not stop the others."""
+"""Restart background tasks that fail, with back-off: a defect in one task does not stop the others."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
 
-from outrider_operator.backoff import Backoff
 from outrider_operator.operator_metrics import telemetry
+
+
+class Backoff:
+    """Pauses that double from `first_s` to `longest_s` until a success resets them.
+
+    Each pause is shortened by up to a half at random, so that attempts that failed together do not retry together.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, chance: Callable[[], float] = random.random) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._chance = chance
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        pause_s = self._next_s
+        self._next_s = min(self._longest_s, 2 * pause_s)
+        return pause_s * (1 - self._chance() / 2)
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider_operator.api_error import UNREACHABLE, ApiError
-from outrider_operator.backoff import Backoff
 from outrider_operator.cache import ObjectCache, ObjectKey
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
@@ -25,8 +24,8 @@ from outrider_operator.configuration import OperatorSettings
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, STATEFUL_SET, ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import name_of, namespace_of
+from outrider_operator.supervision import Backoff
+from outrider_operator.validation.reading import InvalidInput, name_of, namespace_of
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from outrider_operator.backoff import Backoff
 from outrider_operator.cluster_model import Object
 from outrider_operator.operator_metrics import telemetry
+from outrider_operator.supervision import Backoff
 from outrider_operator.validation.reading import name_of, namespace_of
 
 FIRST_RETRY_S = 0.2

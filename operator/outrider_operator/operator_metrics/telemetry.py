@@ -6,7 +6,7 @@ import logging
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from outrider_operator.validation.invalid_input import InvalidInput
+from outrider_operator.validation.reading import InvalidInput
 
 logger = logging.getLogger(__name__)
 

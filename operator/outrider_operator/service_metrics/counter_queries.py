@@ -18,7 +18,7 @@ from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.metrics import MetricSpec, metric_of
 
 from outrider_operator.decide.figures.windows import OF_EVERY_REVISION
-from outrider_operator.validation.series import SERVICE_LABELS
+from outrider_operator.validation.reports import SERVICE_LABELS
 
 MOST_LABELLED = 16
 """Drafters or classes per service that a query returns: twice the limit of the spec, since pods of the last revision

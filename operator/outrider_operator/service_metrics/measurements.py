@@ -26,9 +26,8 @@ from outrider_operator.decide.pod_states import revision_of
 from outrider_operator.decide.revisions import revision_in
 from outrider_operator.decide.status_changes import FIGURES_EVERY_S
 from outrider_operator.kinds import DEPLOYMENT, SERVICE
-from outrider_operator.service_metrics.pod_polls import PodStates
+from outrider_operator.service_metrics.pod_polls import PodStates, StateEndpoint
 from outrider_operator.service_metrics.prometheus import PrometheusFigures
-from outrider_operator.service_metrics.state_endpoint import StateEndpoint
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import created_s, label, name_of
 from outrider_operator.work_queue import Key

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from outrider_crds.counters import (
     HistogramState,
@@ -36,9 +39,8 @@ from outrider_operator.service_metrics.counter_queries import (
     gain_by_revision,
     once,
 )
-from outrider_operator.service_metrics.proxies import is_internal
 from outrider_operator.validation.reading import cut
-from outrider_operator.validation.series import Series, bucket, read_series
+from outrider_operator.validation.reports import Series, bucket, read_series
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
@@ -244,3 +246,16 @@ def _tpot_counts(query: Query, window: str) -> defaultdict[Key, dict[str, list[f
 
 def _key(series: Series) -> Key:
     return Key(series.namespace, series.service)
+
+
+def is_internal(url: str) -> bool:
+    """True if every address of the URL's host is private: a Service, a pod, or a host of the same network.
+
+    NO_PROXY is not enough: Python compares it as text, so neither 10.0.0.0/8 nor a Service's short name matches. A host
+    that cannot be resolved here counts as external. Blocks while the name is resolved.
+    """
+    try:
+        addresses = socket.getaddrinfo(urlsplit(url).hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(not ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in addresses)

@@ -47,8 +47,15 @@ from outrider_operator.kinds import (
     ResourceKind,
 )
 from outrider_operator.managed_fields import newest_writer
-from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.reading import component, controller_of, label, labels_of, name_of, owners_of
+from outrider_operator.validation.reading import (
+    InvalidInput,
+    component,
+    controller_of,
+    label,
+    labels_of,
+    name_of,
+    owners_of,
+)
 
 MOST_DATA = 256 * 1024
 """Bytes of memory for a ConfigMap's data. Outrider's own take some KiB, a profile with all failures 200 KiB."""

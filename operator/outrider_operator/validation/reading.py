@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -122,3 +123,15 @@ def last_lines(message: str, most: int) -> str:
     """The last lines of what a container said, at most so many, in one line; empty where it said nothing."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return " | ".join(lines[-most:])
+
+
+@dataclass(frozen=True)
+class InvalidInput:
+    """Result of validation in place of a value."""
+
+    source: str
+    """Kind of source, from a short list: it labels a metric."""
+    reason: str
+    """CamelCase reason, from a short list: it labels a metric."""
+    detail: str = ""
+    """Sentence for people, of bounded length."""

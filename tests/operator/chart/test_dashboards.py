@@ -18,9 +18,7 @@ import yaml
 from outrider_crds.runtime_config import boot_config, hot_config
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_operator.operator_metrics import condition_metrics, demand_metrics, telemetry
-from outrider_operator.operator_metrics.condition_metrics import ServiceConditions
-from outrider_operator.operator_metrics.demand_metrics import ServiceDemand
+from outrider_operator.operator_metrics import status_metrics, telemetry
 from outrider_runtime.server.runtime_metrics import METRICS, RuntimeStateCollector
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
@@ -65,7 +63,10 @@ def _exported() -> dict[str, set[str]]:
         for metric in vars(telemetry).values()
         if isinstance(metric, MetricWrapperBase)
     }
-    services = {module.NAME: set(module.LABELS) for module in (condition_metrics, demand_metrics)}
+    services = {
+        status_metrics.CONDITION: set(status_metrics.CONDITION_LABELS),
+        status_metrics.DEMAND: set(status_metrics.DEMAND_LABELS),
+    }
     return {**pods, **own, **services}
 
 
@@ -152,8 +153,7 @@ def _page(elapsed_s: float) -> str:
     registry = CollectorRegistry()
     state = _state(elapsed_s)
     registry.register(RuntimeStateCollector(lambda: state))
-    registry.register(ServiceConditions(lambda: [_service()]))
-    registry.register(ServiceDemand(lambda: [_service()]))
+    registry.register(status_metrics.ServiceStatusMetrics(lambda: [_service()]))
     pages = generate_latest(registry).decode()
     return re.sub(r"(?m)^(\w+)\{", r'\1{namespace="ns",pod="chat-0",', pages) + _operator_page(elapsed_s)
 

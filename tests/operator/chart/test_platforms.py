@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
 from outrider_operator.kinds import SERVICE
-from outrider_operator.operator_metrics.condition_metrics import NAME
+from outrider_operator.operator_metrics.status_metrics import CONDITION
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import audit
@@ -147,7 +147,7 @@ def _series(cluster: Cluster, team: Team) -> set[tuple[str, ...]]:
     (pod,) = cluster.get("pods", namespace=team.system)
     path = f"/api/v1/namespaces/{team.system}/pods/{pod['metadata']['name']}:8081/proxy/metrics"
     families = text_string_to_metric_families(cluster.kubectl("get", "--raw", path))
-    samples = [sample for family in families if family.name == NAME for sample in family.samples]
+    samples = [sample for family in families if family.name == CONDITION for sample in family.samples]
     assert {sample.labels["outrider_namespace"] for sample in samples} <= {team.name}
     expected = ("outrider_service", "type", "status", "reason")
     return {tuple(sample.labels[label] for label in expected) for sample in samples}

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from outrider_crds.generate import crd
 from outrider_operator.configuration import OperatorSettings
-from outrider_operator.operator_metrics import condition_metrics, telemetry
+from outrider_operator.operator_metrics import status_metrics, telemetry
 from outrider_runtime.server.runtime_metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -353,7 +353,7 @@ def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> 
     """An alert on a metric that does not exist would never fire."""
     known = (
         {spec.name for spec in METRICS}
-        | {condition_metrics.NAME}
+        | {status_metrics.CONDITION}
         | {
             f"{metric._name}{'_total' if metric._type == 'counter' else ''}"
             for metric in vars(telemetry).values()

@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider_operator.cache import ObjectCache
 from outrider_operator.kinds import SERVICE
-from outrider_operator.operator_metrics.condition_metrics import ServiceConditions
+from outrider_operator.operator_metrics.status_metrics import ServiceStatusMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 
 
@@ -21,7 +21,7 @@ def condition(type_: str, status: str, reason: str) -> dict[str, Any]:
 
 def scrape(cache: ObjectCache) -> list[str]:
     registry = CollectorRegistry()
-    registry.register(ServiceConditions(lambda: cache.all(SERVICE)))
+    registry.register(ServiceStatusMetrics(lambda: cache.all(SERVICE)))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 

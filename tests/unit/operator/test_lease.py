@@ -13,8 +13,7 @@ from outrider_operator.api_error import ApiError
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import ResourceKind
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.lease import Lease
-from outrider_operator.loop_thread import LoopThread
+from outrider_operator.lease import Lease, LoopThread
 
 
 class Api:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import aiohttp
-from outrider_operator.operator_metrics.metrics_page import MetricsPage, serving
+from outrider_operator.http_page import MetricsPage, serving_metrics
 
 from tests.ports import free_port
 
@@ -27,7 +27,7 @@ async def test_many_scrapes_at_once_render_one_page() -> None:
 
 async def test_idle_connections_hold_no_thread_and_block_no_scrape() -> None:
     port = free_port()
-    async with serving(port):
+    async with serving_metrics(port):
         before = threading.active_count()
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:

@@ -13,9 +13,8 @@ from kubernetes.aio.client.configuration import Configuration
 from outrider_crds.runtime_state import RuntimeState
 from outrider_operator.kinds import POD
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures
-from outrider_operator.service_metrics.proxies import is_internal
-from outrider_operator.service_metrics.state_endpoint import StateEndpoint
+from outrider_operator.service_metrics.pod_polls import StateEndpoint
+from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures, is_internal
 from outrider_operator.work_queue import Key
 
 from tests.unit.operator.validation.test_states import STATE

@@ -14,8 +14,7 @@ from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
-from outrider_operator.reconcile import Decide, Reconciler
-from outrider_operator.refusals import PATIENCE
+from outrider_operator.reconcile import PATIENCE, Decide, Reconciler
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key

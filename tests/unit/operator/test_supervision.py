@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 from outrider_operator import supervision
-from outrider_operator.backoff import Backoff
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.supervision import RUNNING, Supervisor
+from outrider_operator.supervision import RUNNING, Backoff, Supervisor
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from outrider_operator.decide.pod_spec.job import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, annotations_of
-from outrider_operator.validation.results import PROFILER
+from outrider_operator.validation.reports import PROFILER
 
 NODES_ANNOTATION = "outrider.dev/nodes"
 _MARK_LENGTH = 6

@@ -11,15 +11,15 @@ from outrider_operator.decide.job_pods import why_failed
 from outrider_operator.decide.pod_troubles import has_ended, how_it_ended
 from outrider_operator.decide.profile_store import FIRST_RETRY_S, Failure, Store
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
-from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.reading import (
+    InvalidInput,
     created_s,
     cut,
     last_lines,
     text,
     uid_of,
 )
-from outrider_operator.validation.results import Termination, termination_of
+from outrider_operator.validation.reports import Termination, termination_of
 
 _MESSAGE_LIMIT = 1024
 _LAST_LINES = 6

@@ -27,7 +27,7 @@ from outrider_operator.validation.reading import (
     text,
     uid_of,
 )
-from outrider_operator.validation.results import PROFILER
+from outrider_operator.validation.reports import PROFILER
 
 _TERMINATION_MESSAGE_WAIT_S = 2.0
 """Seconds until the next reconcile while a pod's termination message is missing: it follows the end of the Job soon."""

@@ -24,7 +24,7 @@ from outrider_operator.decide.profiling.known_profiles import Sources, known_els
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, attempt_hash, request_of
 from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.validation.reading import annotation, ended, items, name_of, text, unix_seconds
-from outrider_operator.validation.results import PROFILER
+from outrider_operator.validation.reports import PROFILER
 
 MOST_HOSTNAMES = 64
 """Nodes that a Job may name. One of so many becomes free as soon as any, and the manifest stays small."""

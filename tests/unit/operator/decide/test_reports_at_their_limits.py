@@ -18,7 +18,7 @@ from outrider_crds.status import ConditionType, SpeculativeServiceStatus
 from outrider_operator.cluster_model import Observed
 from outrider_operator.decide import decide
 from outrider_operator.decide.figures.windows import History, names_of, record, windows
-from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, runtime_state
+from outrider_operator.validation.reports import MOST_BYTES, MOST_COUNT, MOST_ITEMS, runtime_state
 from pydantic import BaseModel
 
 from tests.unit.operator.decide.test_properties import assert_sound, canary_measuring, prepared, served

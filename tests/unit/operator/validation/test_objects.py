@@ -31,7 +31,6 @@ from outrider_operator.kinds import (
     STATEFUL_SET,
     ResourceKind,
 )
-from outrider_operator.validation.invalid_input import InvalidInput
 from outrider_operator.validation.objects import (
     ANNOTATIONS,
     LABELS,
@@ -45,6 +44,7 @@ from outrider_operator.validation.objects import (
     admit,
     left_out,
 )
+from outrider_operator.validation.reading import InvalidInput
 
 from tests.unit.operator.documents import document, labels, owned_by, pod, replica_set, stateful_set
 

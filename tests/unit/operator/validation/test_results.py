@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.profile import TERMINATION_MESSAGE_LIMIT, ProfilingResult
-from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.results import PROFILER, profiling_result, termination_of
+from outrider_operator.validation.reading import InvalidInput
+from outrider_operator.validation.reports import PROFILER, profiling_result, termination_of
 
 TARGET: dict[str, Any] = {
     "schemaVersion": 1, "key": "k", "model": "m", "product": "cpu", "measuredAt": "2026-11-21T12:00:00Z",

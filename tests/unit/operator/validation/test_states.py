@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MOST_SLO_CLASSES
-from outrider_operator.validation.invalid_input import InvalidInput
-from outrider_operator.validation.states import MOST_BYTES, MOST_COUNT, MOST_FIELDS, MOST_ITEMS, runtime_state
+from outrider_operator.validation.reading import InvalidInput
+from outrider_operator.validation.reports import MOST_BYTES, MOST_COUNT, MOST_FIELDS, MOST_ITEMS, runtime_state
 
 STATE: dict[str, Any] = {
     "schemaVersion": 1, "service": "chat", "namespace": "ns", "revision": "r", "configHash": "h", "startedAt": 1.0,

@@ -15,7 +15,7 @@ import yaml
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.figures.demand import Capacity, Load, Slopes, capacity, load_of
-from outrider_operator.operator_metrics.demand_metrics import LABELS, NAME, ServiceDemand
+from outrider_operator.operator_metrics.status_metrics import DEMAND, DEMAND_LABELS, ServiceStatusMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.unit.operator.decide.window_counts import drafter, slo_class, window_counts
@@ -397,7 +397,7 @@ def test_demand_is_one_series_for_each_product() -> None:
         return {"metadata": {"namespace": "a", "name": name}, "spec": {}, "status": {"demand": entries}}
 
     registry = CollectorRegistry()
-    registry.register(ServiceDemand(lambda: [service("chat", "2.31", "nan", "many"), service("idle")]))
+    registry.register(ServiceStatusMetrics(lambda: [service("chat", "2.31", "nan", "many"), service("idle")]))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     assert lines == [
         'outrider_demand_replicas{outrider_namespace="a",outrider_service="chat",product="p0"} 2.31',
@@ -413,9 +413,9 @@ def test_autoscaling_examples_read_the_operators_series() -> None:
     external = hpa["spec"]["metrics"][0]["external"]["metric"]
     (adapted,) = rule["rules"]["external"]
     queries = (scaled["spec"]["triggers"][0]["metadata"]["query"], adapted["seriesQuery"])
-    assert {external["name"], adapted["name"]["as"]} == {NAME}
-    assert all(re.search(rf"\b{NAME}\{{", query) for query in queries)
+    assert {external["name"], adapted["name"]["as"]} == {DEMAND}
+    assert all(re.search(rf"\b{DEMAND}\{{", query) for query in queries)
     labels = {*re.findall(r"(\w+)!?=", " ".join(queries)), *external["selector"]["matchLabels"]}
-    assert labels <= set(LABELS)
+    assert labels <= set(DEMAND_LABELS)
     target = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "name": "llama-chat"}
     assert scaled["spec"]["scaleTargetRef"] == hpa["spec"]["scaleTargetRef"] == target

@@ -17,7 +17,7 @@ from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.template import pod_template
 from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
-from outrider_operator.validation.results import PROFILER
+from outrider_operator.validation.reports import PROFILER
 
 from tests import corpus
 from tests.unit.operator.decide.world import World, manifest
