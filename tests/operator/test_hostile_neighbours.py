@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import ADMIN_PORT
-from outrider_operator.decide.revisions import TEMPLATE_KEY
+from outrider_operator.decide.desired.revisions import TEMPLATE_KEY
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD, SERVICE
 
 from tests.operator.client import Client, RefusedError, Service, uids, wait_for

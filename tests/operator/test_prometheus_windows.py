@@ -14,10 +14,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from outrider_operator.cluster.cache import Key
 from outrider_operator.decide.figures.windows import RARE_WINDOWS
 from outrider_operator.service_metrics.counter_queries import MOST_LABELLED
 from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures, Query, windows_of
-from outrider_operator.work_queue import Key
 from prometheus_api_client import PrometheusConnect
 
 from tests.operator.stored_prometheus import stored_prometheus

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_kube_config
-from outrider_operator.api_error import ApiError
+from outrider_operator.cluster.api_error import ApiError
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
+from outrider_operator.controller.service_controller import MOST_OF_A_NAMESPACE
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, KUBERNETES_SERVICE, SERVICE
-from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.service_controller import MOST_OF_A_NAMESPACE
 
 from tests.cluster import audit
 from tests.cluster.cluster import Cluster

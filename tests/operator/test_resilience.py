@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_operator.decide.runtime_image import UPGRADE_ANNOTATION, upgrade_rank
+from outrider_operator.controller.supervision import RUNNING
+from outrider_operator.decide.desired.desired_state import UPGRADE_ANNOTATION, upgrade_rank
 from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -24,7 +25,6 @@ from outrider_operator.kinds import (
     SERVICE_ACCOUNT,
     ResourceKind,
 )
-from outrider_operator.supervision import RUNNING
 
 from tests.cluster import audit
 from tests.cluster.cluster import Cluster

@@ -20,17 +20,15 @@ from outrider_operator.decide.concerns.gateway_outcome import gateway
 from outrider_operator.decide.concerns.profile_outcome import profile
 from outrider_operator.decide.concerns.specification_outcome import specification
 from outrider_operator.decide.concerns.workload_outcome import pod_notes, without_spec, workload
-from outrider_operator.decide.contents import unread_contents
-from outrider_operator.decide.desired_state import desired_state
+from outrider_operator.decide.desired.desired_state import DesiredState, desired_state
+from outrider_operator.decide.desired.profile_store import Profiles
+from outrider_operator.decide.desired.revisions import unread_canary_maps, unread_map, unread_maps
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.intent import Intent, intent_of
-from outrider_operator.decide.kstatus import with_kstatus
 from outrider_operator.decide.outcome import ConcernOutcome, merge
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.profile_store import Profiles
-from outrider_operator.decide.profiling.known_profiles import sources_of
-from outrider_operator.decide.revisions import unread_maps
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.status_changes import events, with_verdicts
+from outrider_operator.decide.profiling.known_profiles import Sources, sources_of, unread_sources
+from outrider_operator.decide.status_changes import events, with_kstatus, with_verdicts
 from outrider_operator.decide.workloads.children import write_children
 from outrider_operator.plan import Plan
 from outrider_operator.validation.reading import is_being_deleted
@@ -63,7 +61,7 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
         return Plan(status=status, events=events(observed.status, status))
     desired = desired_state(world, world.spec)
     sources = sources_of(world.profiles, Profiles(observed.shared_profiles), settings, desired)
-    own, shared = unread_contents(world, desired, sources)
+    own, shared = _unread_contents(world, desired, sources)
     if own or shared:
         return Plan(status=observed.status, read=own, read_shared=shared)
     intent = intent_of(world, desired, sources)
@@ -94,3 +92,18 @@ def _status(world: ServiceWorld, outcome: ConcernOutcome) -> SpeculativeServiceS
     """The last status with the fields and conditions of `outcome`."""
     status = world.observed.status.model_copy(update=dict(outcome.status))
     return with_verdicts(status, with_kstatus(dict(outcome.conditions)), world.observed.generation, world.at)
+
+
+def _unread_contents(
+    world: ServiceWorld, desired: DesiredState, sources: Sources
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of ConfigMaps in the service's namespace and in the operator's whose contents were not read yet.
+
+    The cache keeps ConfigMaps without their data.
+    """
+    children, revision = world.children, desired.spec_revision
+    there = world.profiles.documents
+    names = (profile_name(keys.target) for keys in revision.keys)
+    profiles = [name for name in names if name in there and "data" not in there[name]]
+    own = (*unread_map(children, revision), *profiles, *unread_canary_maps(children, revision.name))
+    return (own, ()) if own else unread_sources(sources, desired)

@@ -17,16 +17,14 @@ from outrider_operator.cluster_model import (
     revision_map_name,
 )
 from outrider_operator.decide.canary.draft_canary import CanaryRollout, canary_rollout
-from outrider_operator.decide.desired_state import DesiredState, keep_current
+from outrider_operator.decide.desired.desired_state import DesiredState, keep_current
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.model_download import Prefetch, prefetch_of
+from outrider_operator.decide.outcome import Verdict
 from outrider_operator.decide.profiling.known_profiles import Sources
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, product_profiles
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.specification import spec_problem, unreadable_spec
-from outrider_operator.decide.verdict import Verdict
-from outrider_operator.decide.workloads.children import rollout_refusal
-from outrider_operator.decide.workloads.pod_groups import no_groups, no_names
-from outrider_operator.decide.workloads.services import network_policy_name
+from outrider_operator.decide.specification import no_groups, no_names, spec_problem, unreadable_spec
+from outrider_operator.decide.workloads.children import network_policy_name, rollout_refusal
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,17 @@ from outrider_operator.cluster_model import (
     OperatorSettings,
     ServiceIdentity,
 )
-from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.job_pods import has_succeeded, is_done, is_held, pods_of_job, why_failed
+from outrider_operator.decide.desired.desired_state import DesiredState
+from outrider_operator.decide.desired.revisions import canary_revision_name, current_revision_name, revision_in
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import owner_reference
-from outrider_operator.decide.pod_spec.job import job_document, job_pod
+from outrider_operator.decide.pod_spec.container import job_document, job_pod
 from outrider_operator.decide.pod_spec.placement import resources_without_devices, scheduling
-from outrider_operator.decide.pod_states import LOOK_AGAIN_S, why_not_running
-from outrider_operator.decide.pod_troubles import has_ended, how_it_ended
+from outrider_operator.decide.pods.job_pods import has_succeeded, is_done, is_held, pods_of_job, why_failed
+from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S, why_not_running
+from outrider_operator.decide.pods.pod_troubles import has_ended, how_it_ended
 from outrider_operator.decide.profiling.measurement_request import attempt_hash
-from outrider_operator.decide.revisions import canary_revision_name, current_revision_name, revision_in
-from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.plan import Delete
 from outrider_operator.validation.reading import (
     annotation,

@@ -1,4 +1,4 @@
-"""What one concern decides, and how the outcomes of all concerns are added up."""
+"""What one concern decides: writes, verdicts of conditions, fields of the status; and the sum of all outcomes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,33 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
-from outrider_crds.status import ConditionType
+from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import Object
-from outrider_operator.decide.verdict import Verdict
 from outrider_operator.plan import Adoption, Annotate, Delete
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: ConditionStatus
+    reason: ConditionReason
+    message: str = ""
+
+
+Verdicts = dict[ConditionType, Verdict]
+
+
+def true(reason: ConditionReason, message: str = "") -> Verdict:
+    return Verdict(ConditionStatus.TRUE, reason, message)
+
+
+def false(reason: ConditionReason, message: str = "") -> Verdict:
+    return Verdict(ConditionStatus.FALSE, reason, message)
+
+
+def unknown(reason: ConditionReason, message: str = "") -> Verdict:
+    return Verdict(ConditionStatus.UNKNOWN, reason, message)
+
 
 T = TypeVar("T")
 

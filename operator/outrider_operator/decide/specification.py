@@ -1,4 +1,4 @@
-"""Rules of a spec that the CRD cannot check: may it be applied?"""
+"""Rules of a spec that the CRD cannot check: may it be applied in this cluster?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from pathlib import PurePosixPath
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import Object, OperatorSettings
+from outrider_operator.cluster_model import (
+    KUBERNETES_SERVICE,
+    LEADER_WORKER_SET,
+    KindAccess,
+    Object,
+    OperatorSettings,
+    groups_name,
+)
+from outrider_operator.decide.outcome import Verdict, false
 from outrider_operator.decide.ownership import Children, controller_name
 from outrider_operator.decide.pod_spec.patch import patch_problems, writable_host_mount
-from outrider_operator.decide.verdict import Verdict, false
 from outrider_operator.validation.reading import cut
 
 
@@ -112,3 +119,30 @@ def name_conflict(key: tuple[str, str], document: Object) -> Verdict:
         ConditionReason.NAME_CONFLICT,
         f"{kind} {name} {whose} and is left alone. Delete it, or give the SpeculativeService another name.",
     )
+
+
+def no_groups(spec: SpeculativeServiceSpec, access: KindAccess) -> Verdict | None:
+    """Why this cluster cannot have groups that the spec asks for; None if it can, or if the spec asks for none."""
+    if spec.engine.nodes == 1 or access in (KindAccess.SERVED, KindAccess.UNKNOWN):
+        return None
+    if access is KindAccess.FORBIDDEN:
+        what = "This operator has no right to read LeaderWorkerSets: install the chart of its own release."
+        return false(ConditionReason.CHILD_REJECTED, what)
+    return false(
+        ConditionReason.NOT_INSTALLED,
+        "engine.nodes is above 1, and this cluster does not have LeaderWorkerSets (leaderworkerset.x-k8s.io/v1): "
+        "install LWS, or set engine.nodes to 1.",
+    )
+
+
+def no_names(spec: SpeculativeServiceSpec, children: Children) -> Verdict | None:
+    """A conflict if a Service that is not of the LeaderWorkerSet has its name; LWS takes any for its headless Service.
+
+    No pod would have a DNS name then, so workers would never find their leader.
+    """
+    key = KUBERNETES_SERVICE, groups_name(children.owner.name)
+    document = children.documents.get(key)
+    if spec.engine.nodes == 1 or document is None:
+        return None
+    is_of_groups = controller_name(document) == f"{LEADER_WORKER_SET} {key[1]}"
+    return None if is_of_groups else name_conflict(key, document)

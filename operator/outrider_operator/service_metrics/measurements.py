@@ -11,8 +11,10 @@ from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MetricsSource
 
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import Key, ObjectCache
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.cluster_model import CANARY_TRACK, GROUPS_LABEL, TRACK_LABEL, FigureWindows, Object
+from outrider_operator.decide.desired.revisions import revision_in
 from outrider_operator.decide.figures.windows import (
     History,
     followed_revision,
@@ -22,15 +24,12 @@ from outrider_operator.decide.figures.windows import (
     record,
     windows,
 )
-from outrider_operator.decide.pod_states import revision_of
-from outrider_operator.decide.revisions import revision_in
+from outrider_operator.decide.pods.pod_states import revision_of
 from outrider_operator.decide.status_changes import FIGURES_EVERY_S
 from outrider_operator.kinds import DEPLOYMENT, SERVICE
 from outrider_operator.service_metrics.pod_polls import PodStates, StateEndpoint
 from outrider_operator.service_metrics.prometheus import PrometheusFigures
-from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import created_s, label, name_of
-from outrider_operator.work_queue import Key
 
 SNAPSHOTS_PER_WINDOW = 12
 """Snapshots per window, for which busy pods are polled: every 5 s of a minute."""

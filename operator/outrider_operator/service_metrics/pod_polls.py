@@ -15,11 +15,11 @@ from outrider_crds.prefetch_report import PREFETCH_PATH, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 from outrider_crds.runtime_state import RuntimeState
 
+from outrider_operator.cluster.cache import Key
+from outrider_operator.cluster.serving_pods import ServingPod, ServingPods
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.serving_pods import ServingPod, ServingPods
 from outrider_operator.validation.reading import InvalidInput, cut
 from outrider_operator.validation.reports import MOST_BYTES, prefetch_progress, runtime_state
-from outrider_operator.work_queue import Key
 
 TIMEOUT_S = 2.0
 """Timeout of the whole answer."""

@@ -25,6 +25,7 @@ from outrider_crds.counters import (
 )
 from outrider_crds.runtime_state import ServiceCounters
 
+from outrider_operator.cluster.cache import Key
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.figures.windows import RARE_WINDOWS
 from outrider_operator.service_metrics.counter_queries import (
@@ -41,7 +42,6 @@ from outrider_operator.service_metrics.counter_queries import (
 )
 from outrider_operator.validation.reading import cut
 from outrider_operator.validation.reports import Series, bucket, read_series
-from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 

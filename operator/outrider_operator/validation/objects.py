@@ -46,7 +46,7 @@ from outrider_operator.kinds import (
     STATEFUL_SET,
     ResourceKind,
 )
-from outrider_operator.managed_fields import newest_writer
+from outrider_operator.validation.managed_fields import newest_writer
 from outrider_operator.validation.reading import (
     InvalidInput,
     component,

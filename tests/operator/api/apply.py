@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
+from outrider_operator.cluster.kubernetes_api import APPLY_PATCH, yaml_text
 from outrider_operator.kinds import kind_of
-from outrider_operator.kubernetes_api import APPLY_PATCH, yaml_text
 from outrider_operator.validation.reading import name_of
 
 NAMESPACE = "corpus"

@@ -26,7 +26,7 @@ from outrider_crds.runtime_state import (
     Verification,
 )
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_operator.decide.profile_store import Failure, Store, store_data
+from outrider_operator.decide.desired.profile_store import Failure, Store, store_data
 
 _AT = "2026-11-21T12:00:00Z"
 _SPEC = SpeculativeServiceSpec.model_validate(

@@ -15,7 +15,7 @@ from outrider_crds.contract import Contract
 from outrider_crds.profile import ProfilingResult
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash, read_hot_config
 from outrider_crds.runtime_state import RuntimeState
-from outrider_operator.decide.profile_store import read_store, store_data
+from outrider_operator.decide.desired.profile_store import read_store, store_data
 from outrider_operator.validation.reports import runtime_state
 from pydantic import ValidationError
 

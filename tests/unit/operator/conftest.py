@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import ObjectCache
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.kinds import DEPLOYMENT, REPLICA_SET, SERVICE
-from outrider_operator.serving_pods import ServingPods
 
 from tests.unit.operator.documents import deployment, document, replica_set
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_operator.api_error import ApiError
+from outrider_operator.cluster.api_error import ApiError
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import ResourceKind
 

@@ -6,9 +6,10 @@ import copy
 from typing import cast
 
 import pytest
-from outrider_operator.api_error import ApiError
-from outrider_operator.apply import Applier, ApplyOutcome, ObserveAgain
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.api_error import ApiError
+from outrider_operator.cluster.apply import Applier, ApplyOutcome, ObserveAgain
+from outrider_operator.cluster.cache import ObjectCache
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     FIELD_MANAGER,
@@ -21,9 +22,8 @@ from outrider_operator.cluster_model import (
     ServiceIdentity,
 )
 from outrider_operator.decide.ownership import labels, owner_reference
-from outrider_operator.decide.profiling.shared_objects import deletion
+from outrider_operator.decide.profiling.profile_maps import deletion
 from outrider_operator.kinds import JOB, ResourceKind, kind_of
-from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of
 
 

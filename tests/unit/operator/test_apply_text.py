@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_operator.kubernetes_api import yaml_text
+from outrider_operator.cluster.kubernetes_api import yaml_text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import ObjectCache
 from outrider_operator.cluster_model import SERVICE_LABEL
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, SERVICE
 from outrider_operator.validation.reading import name_of

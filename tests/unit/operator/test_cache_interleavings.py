@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from outrider_operator.cache import ObjectCache, ObjectKey, version_of
+from outrider_operator.cluster.cache import ObjectCache, ObjectKey, version_of
 from outrider_operator.cluster_model import COMPONENT_LABEL, SERVING
 from outrider_operator.kinds import DEPLOYMENT
 from outrider_operator.validation.reading import uid_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import ObjectCache
 from outrider_operator.kinds import SERVICE
 from outrider_operator.operator_metrics.status_metrics import ServiceStatusMetrics
 from prometheus_client import CollectorRegistry, generate_latest

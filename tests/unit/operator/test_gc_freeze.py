@@ -7,7 +7,7 @@ import gc
 import weakref
 
 import pytest
-from outrider_operator import gc_freeze
+from outrider_operator.controller import gc_freeze
 
 pytestmark = pytest.mark.slow  # each walks all that the process holds, torch included
 

@@ -8,12 +8,12 @@ import time
 from typing import cast
 
 import pytest
-from outrider_operator import lease as module
-from outrider_operator.api_error import ApiError
+from outrider_operator.cluster import lease as module
+from outrider_operator.cluster.api_error import ApiError
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
+from outrider_operator.cluster.lease import Lease, LoopThread
 from outrider_operator.cluster_model import Object
 from outrider_operator.kinds import ResourceKind
-from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.lease import Lease, LoopThread
 
 
 class Api:
@@ -103,7 +103,7 @@ async def test_a_new_lease_counts_once_its_former_holder_has_noticed(monkeypatch
         pauses.append(pause_s)
 
     monkeypatch.setattr(module, "SETTLE_S", 10.0)
-    monkeypatch.setattr("outrider_operator.lease.asyncio.sleep", sleep)
+    monkeypatch.setattr("outrider_operator.cluster.lease.asyncio.sleep", sleep)
     lease = _lease(api)
     await lease.acquire()
     assert pauses == [10.0]

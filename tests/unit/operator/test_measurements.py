@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import Key, ObjectCache
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.service_metrics import measurements as module
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.service_metrics.pod_polls import PodStates
-from outrider_operator.serving_pods import ServingPods
-from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.figures.test_windows import state
 

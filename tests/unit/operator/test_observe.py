@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from outrider_operator.api_error import ApiError
-from outrider_operator.cache import ObjectCache
-from outrider_operator.child_reader import current_warning, node_in_the_making
+from outrider_operator.cluster.api_error import ApiError
+from outrider_operator.cluster.cache import ObjectCache
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.cluster_model import JOB_NAME_LABEL, PREFETCH, PROFILING, SHARED_PROFILE, Object
+from outrider_operator.controller.child_reader import current_warning, node_in_the_making
+from outrider_operator.controller.observe import Observer
 from outrider_operator.decide import decide
-from outrider_operator.decide.job_pods import pod_of
 from outrider_operator.decide.ownership import labels
+from outrider_operator.decide.pods.job_pods import pod_of
 from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -28,10 +31,7 @@ from outrider_operator.kinds import (
     SERVICE,
     ResourceKind,
 )
-from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.observe import Observer
 from outrider_operator.service_metrics.measurements import Measurements
-from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import name_of
 
 from tests.unit.operator.decide.world import SETTINGS, manifest, settings_with
@@ -111,7 +111,7 @@ async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.Mon
         walked.extend(pods)
         return pod_of(job, pods)
 
-    monkeypatch.setattr("outrider_operator.child_reader.pod_of", noting)
+    monkeypatch.setattr("outrider_operator.controller.child_reader.pod_of", noting)
     await _observer(Api(), cache).observe(_service(), ())
     assert len(walked) == 20
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider_operator.cluster.cache import Key
 from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures
-from outrider_operator.work_queue import Key
 
 from tests.ports import free_port
 

@@ -11,11 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
 from outrider_crds.runtime_state import RuntimeState
+from outrider_operator.cluster.cache import Key
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
 from outrider_operator.kinds import POD
-from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.service_metrics.pod_polls import StateEndpoint
 from outrider_operator.service_metrics.prometheus import Connection, PrometheusFigures, is_internal
-from outrider_operator.work_queue import Key
 
 from tests.unit.operator.validation.test_states import STATE
 

@@ -6,18 +6,17 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from outrider_operator.api_error import ApiError
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.api_error import ApiError
+from outrider_operator.cluster.cache import Key, ObjectCache
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.cluster_model import Observed, OperatorSettings
+from outrider_operator.controller.profile_users import ProfileUsers
+from outrider_operator.controller.reconcile import PATIENCE, Decide, Reconciler
 from outrider_operator.decide import decide
 from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.plan import Plan
-from outrider_operator.profile_users import ProfileUsers
-from outrider_operator.reconcile import PATIENCE, Decide, Reconciler
 from outrider_operator.service_metrics.measurements import Measurements
-from outrider_operator.serving_pods import ServingPods
-from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.taking_api import TakingApi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider_operator.cluster_model import ApiRefusal
-from outrider_operator.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, RefusalBackoff
+from outrider_operator.controller.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, RefusalBackoff
 
 FIRST, OTHER = (ApiRefusal("ConfigMap", name, "serving", "quota", write=name) for name in ("one", "other"))
 

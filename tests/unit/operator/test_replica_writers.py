@@ -8,7 +8,7 @@ import pytest
 from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import REPLICA_WRITER
 from outrider_operator.kinds import SERVICE
-from outrider_operator.managed_fields import CONTEST_S, ReplicaWriter, newest_writer, noted, rivals
+from outrider_operator.validation.managed_fields import CONTEST_S, ReplicaWriter, newest_writer, noted, rivals
 from outrider_operator.validation.objects import admit
 
 from tests.unit.operator.decide.world import World, manifest

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import Key, ObjectCache
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.cluster_model import SERVING, WORKER
 from outrider_operator.decide.ownership import selector
 from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, STATEFUL_SET
-from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import name_of
-from outrider_operator.work_queue import Key
 
 from tests.unit.operator.documents import deployment, document, labels, owned_by, pod, replica_set, stateful_set
 

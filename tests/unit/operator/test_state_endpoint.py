@@ -11,13 +11,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from outrider_crds.runtime_state import RuntimeState
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import Key, ObjectCache
+from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
 from outrider_operator.service_metrics.pod_polls import PodStates, StateEndpoint
-from outrider_operator.serving_pods import ServingPods
 from outrider_operator.validation.reading import InvalidInput
 from outrider_operator.validation.reports import MOST_BYTES
-from outrider_operator.work_queue import Key
 
 from tests.ports import free_port
 from tests.unit.operator.documents import deployment, document, pod, replica_set

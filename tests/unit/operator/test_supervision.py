@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from outrider_operator import supervision
+from outrider_operator.controller import supervision
+from outrider_operator.controller.supervision import RUNNING, Backoff, Supervisor
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.supervision import RUNNING, Backoff, Supervisor
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,14 @@ import copy
 from typing import Any, cast
 
 import pytest
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import Key, ObjectCache
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
+from outrider_operator.cluster.lease import Lease
 from outrider_operator.cluster_model import JOB_NAME_LABEL, PROFILE, PROFILING, SHARED_PROFILE, OperatorSettings
+from outrider_operator.controller.service_controller import ServiceController
 from outrider_operator.decide import decide
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, ResourceKind
-from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.lease import Lease
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.service_controller import ServiceController
-from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.documents import deployment, document, labels, owned_by, pod

@@ -13,13 +13,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
-from outrider_operator.cache import ObjectCache
+from outrider_operator.cluster.cache import ObjectCache
+from outrider_operator.cluster.kubernetes_api import KubernetesApi
 from outrider_operator.configuration import OperatorSettings
+from outrider_operator.controller.supervision import Backoff
+from outrider_operator.controller.watches import CHILD_SELECTOR, Watch, Watches
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, ResourceKind
-from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.operator_metrics import telemetry
-from outrider_operator.supervision import Backoff
-from outrider_operator.watches import CHILD_SELECTOR, Watch, Watches
 
 from tests.unit.operator.documents import document
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider_operator.work_queue import (
+from outrider_operator.cluster.cache import Key
+from outrider_operator.controller.work_queue import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
     OWN_CHANGE_S,
     SHARED_CHANGE_S,
-    Key,
     WorkQueue,
 )
 

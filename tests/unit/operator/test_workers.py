@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import pytest
-from outrider_operator import gc_freeze
-from outrider_operator import service_controller as module
+from outrider_operator.cluster.cache import Key
+from outrider_operator.cluster.kubernetes_api import KubernetesApi, Page
+from outrider_operator.cluster.lease import Lease
 from outrider_operator.cluster_model import Object, OperatorSettings
+from outrider_operator.controller import gc_freeze
+from outrider_operator.controller import service_controller as module
+from outrider_operator.controller.reconcile import Reconciler
+from outrider_operator.controller.service_controller import MOST_OF_A_NAMESPACE, WORKERS, ServiceController
 from outrider_operator.decide import decide
 from outrider_operator.kinds import SERVICE, ResourceKind
-from outrider_operator.kubernetes_api import KubernetesApi, Page
-from outrider_operator.lease import Lease
-from outrider_operator.reconcile import Reconciler
-from outrider_operator.service_controller import MOST_OF_A_NAMESPACE, WORKERS, ServiceController
-from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
 from tests.unit.operator.taking_api import TakingApi

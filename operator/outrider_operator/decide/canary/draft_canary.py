@@ -19,13 +19,22 @@ from outrider_crds.status import RolloutStatus
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.machine import CanaryPods, CanaryStep, CanaryView, needs_canary, step
-from outrider_operator.decide.canary.phases import LEFT, OPEN, CanaryPhase, has_pods, is_foreign, keeps_away
 from outrider_operator.decide.canary.pools import Pools, pools_of
-from outrider_operator.decide.canary.record import attempt_of, measured_s, recorded, with_clock
+from outrider_operator.decide.canary.record import (
+    LEFT,
+    OPEN,
+    CanaryPhase,
+    attempt_of,
+    has_pods,
+    is_foreign,
+    keeps_away,
+    measured_s,
+    recorded,
+    with_clock,
+)
 from outrider_operator.decide.canary.sight import CanarySight, canary_pods
-from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.pod_states import LOOK_AGAIN_S, revision_of
-from outrider_operator.decide.revisions import (
+from outrider_operator.decide.desired.desired_state import DesiredState
+from outrider_operator.decide.desired.revisions import (
     Revision,
     canary_revision_name,
     current_revision,
@@ -33,8 +42,9 @@ from outrider_operator.decide.revisions import (
     revision_in,
     stored_canary,
 )
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.wanted_revision import canary_revision
+from outrider_operator.decide.desired.service_world import ServiceWorld
+from outrider_operator.decide.desired.wanted_revision import canary_revision
+from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S, revision_of
 from outrider_operator.validation.reading import annotation, integer
 
 _ORDERS = ("promote", "abort", "retry")

@@ -15,8 +15,17 @@ from outrider_crds.status import RolloutStatus, RolloutSums
 
 from outrider_operator.decide.canary.arms import Arms, arms_by_product, has_requests, updated
 from outrider_operator.decide.canary.judge import CanaryVerdict, Judgement, judge
-from outrider_operator.decide.canary.phases import LEFT, OPEN, CanaryPhase, Cause, is_foreign
-from outrider_operator.decide.canary.record import measured_s, started_s, timestamp, with_clock
+from outrider_operator.decide.canary.record import (
+    LEFT,
+    OPEN,
+    CanaryPhase,
+    Cause,
+    is_foreign,
+    measured_s,
+    started_s,
+    timestamp,
+    with_clock,
+)
 from outrider_operator.validation.reading import cut
 
 

@@ -15,13 +15,12 @@ from outrider_crds.status import RolloutStatus, RolloutSums
 from outrider_operator.cluster_model import Object, canary_names, revision_map_name
 from outrider_operator.decide.canary.arms import impossible
 from outrider_operator.decide.canary.machine import CanaryPods
-from outrider_operator.decide.canary.phases import Cause
 from outrider_operator.decide.canary.pools import Pools
-from outrider_operator.decide.canary.record import attempt_of, started_s
-from outrider_operator.decide.pod_states import Pods, revision_of
-from outrider_operator.decide.pod_troubles import scheduler_says, unschedulable_since, what_it_waits_for
-from outrider_operator.decide.revisions import Revision
-from outrider_operator.decide.service_world import ServiceWorld
+from outrider_operator.decide.canary.record import Cause, attempt_of, started_s
+from outrider_operator.decide.desired.revisions import Revision
+from outrider_operator.decide.desired.service_world import ServiceWorld
+from outrider_operator.decide.pods.pod_states import Pods, revision_of
+from outrider_operator.decide.pods.pod_troubles import scheduler_says, unschedulable_since, what_it_waits_for
 from outrider_operator.validation.reading import (
     condition_of,
     created_s,

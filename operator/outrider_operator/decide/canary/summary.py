@@ -14,8 +14,7 @@ from outrider_operator.decide.canary.arms import Arms, arms_by_product
 from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.canary.judge import Gain, Judgement
 from outrider_operator.decide.canary.machine import judged
-from outrider_operator.decide.canary.phases import OPEN, CanaryPhase, Cause, keeps_away
-from outrider_operator.decide.canary.record import measured_s
+from outrider_operator.decide.canary.record import OPEN, CanaryPhase, Cause, keeps_away, measured_s
 from outrider_operator.validation.reading import cut
 
 _REASONS: Mapping[str, str] = {

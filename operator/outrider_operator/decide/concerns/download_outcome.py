@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from outrider_crds.status import ConditionReason, PrefetchStatus
 
-from outrider_operator.decide.figures.numbers import bytes_text
+from outrider_operator.decide.desired.service_world import ServiceWorld
+from outrider_operator.decide.figures.samples import bytes_text
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.model_download import DownloadPhase, Prefetch, plan_prefetch
-from outrider_operator.decide.outcome import ConcernOutcome
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.verdict import Verdict, false, true
+from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true
 from outrider_operator.validation.reading import cut
 
 _MOST_TEXT = 256

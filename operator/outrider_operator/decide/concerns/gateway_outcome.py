@@ -20,12 +20,11 @@ from outrider_operator.cluster_model import (
     ServiceIdentity,
     picker_name,
 )
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import ConcernOutcome
+from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true, unknown
 from outrider_operator.decide.ownership import Children, Ownership, controller_name, labels, owner_reference, selector
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.verdict import Verdict, false, true, unknown
 from outrider_operator.validation.reading import cut, integer, items, mapping, text
 
 PICKER_PORT = 9002

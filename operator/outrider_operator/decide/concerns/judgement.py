@@ -5,27 +5,29 @@ A measurement has four outcomes: good, bad, too few samples, and not available. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
+from outrider_crds.base import seconds
+from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
+from outrider_crds.spec import SLOClassSpec, SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import WindowCounts
-from outrider_operator.decide.concerns.feasibility import infeasible
-from outrider_operator.decide.figures.behaviour import MeasuredBehaviour
-from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import (
     LEAST_PROBES,
     LEAST_REQUESTS,
     LEAST_TOKENS,
     USED_SHARE,
+    MeasuredBehaviour,
     Speedup,
     attainment,
     speedup,
+    three_digits,
+    time_text,
     used_share,
 )
+from outrider_operator.decide.outcome import Verdict, false, true, unknown
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
-from outrider_operator.decide.verdict import Verdict, false, true, unknown
 
 _STILL_USED_SHARE = 0.025
 """Lower threshold for a condition that is True: a load near the crossover must not flip it at every reconcile."""
@@ -176,3 +178,93 @@ def _without_figures(behaviour: MeasuredBehaviour) -> Verdict:
     ):
         return Verdict(last.status, ConditionReason(last.reason), last.message)
     return unknown(ConditionReason.MEASURING, "Not measured for a whole window yet.")
+
+
+def best_tpot_s(
+    target: TargetProfile,
+    drafters: Mapping[str, DrafterProfile],
+    acceptance: Mapping[str, float],
+    max_draft_tokens: int,
+) -> float:
+    """Seconds per token of a single request at the best drafter and draft length `k`, including `k = 0`.
+
+    It is the minimum of `T_step(k) / l(alpha, k)` (TurboSpec eq. 2 to 4). `drafters` and `acceptance` are keyed by
+    name. Contexts are empty and a drafter without a measured acceptance rate counts as always accepted, so that the
+    result is a lower bound.
+    """
+    cost = target.costs.get(ProfileExecutionMode.UNIFORM) or next(iter(target.costs.values()), ProfileStepCost())
+    best = cost.without_context_s(1, 1)
+    for name, drafter in drafters.items():
+        alpha = acceptance.get(name, 1.0)
+        for k in range(1, max_draft_tokens + 1):
+            total = draft_s(drafter, k) + cost.without_context_s(1, k + 1)
+            best = min(best, total / accepted_length(alpha, k))
+    return best
+
+
+def draft_s(drafter: DrafterProfile, k: int) -> float:
+    """Seconds to propose `k` tokens. The first pass covers the target's tokens, each further pass one token."""
+    if not drafter.autoregressive:
+        return drafter.cost.without_context_s(1, 1)
+    first_s = drafter.cost.without_context_s(1, k + 1) + drafter.first_pass.without_context_s(1, k + 1)
+    return first_s + (k - 1) * drafter.cost.without_context_s(1, 1)
+
+
+def accepted_length(alpha: float, k: int) -> float:
+    """`l(alpha, k) = (1 - alpha^(k+1)) / (1 - alpha)`, including the bonus token."""
+    return sum(alpha**position for position in range(k + 1))
+
+
+_MARGIN = 0.9
+"""Hysteresis: a class is infeasible below this share of the best TPOT, and feasible again only above the best TPOT."""
+
+
+def infeasible(
+    behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
+) -> Verdict | None:
+    """Verdict False if a class has a lower TPOT than any product can reach; None while a product is unmeasured."""
+    best = [value for profile in profiles if (value := _best_tpot_s(behaviour, spec, profile)) is not None]
+    if len(best) < len(profiles) or not best:
+        return None
+    reachable_s = min(best)
+    limit_s = reachable_s * (1.0 if _was_infeasible(behaviour) else _MARGIN)
+    beyond = [slo for slo in spec.slo_classes if seconds(slo.tpot) < limit_s and not _is_met(behaviour, slo)]
+    return _infeasible(beyond, reachable_s) if beyond else None
+
+
+def _was_infeasible(behaviour: MeasuredBehaviour) -> bool:
+    condition = behaviour.last_condition(ConditionType.SLO_ATTAINED)
+    return condition is not None and condition.reason == ConditionReason.INFEASIBLE
+
+
+def _is_met(behaviour: MeasuredBehaviour, slo: SLOClassSpec) -> bool:
+    """Do requests meet the class? If they do, the profile is wrong, not the class."""
+    figures = behaviour.windows.current
+    share = attainment(figures, slo.name) if figures is not None else None
+    return share is not None and 100 * share >= slo.objective_percent
+
+
+def _infeasible(beyond: list[SLOClassSpec], reachable_s: float) -> Verdict:
+    classes = " and ".join(f"{slo.name} ({slo.tpot})" for slo in beyond)
+    return false(
+        ConditionReason.INFEASIBLE,
+        f"No request can meet the tpot of {classes}: by the latency profile the best that this hardware reaches, for "
+        f"one request alone, is {time_text(reachable_s)}. Set tpot above it, or use a faster product or draft.",
+    )
+
+
+def _best_tpot_s(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profile: ProductProfile) -> float | None:
+    if profile.store.target is None or not profile.store.has_target(profile.keys):
+        return None
+    stored, speculation = profile.store.drafters, spec.speculation
+    measured = {name: stored[key] for name, key in profile.keys.drafters.items() if key in stored}
+    drafters = measured if speculation.mode is not SpeculationMode.OFF else {}
+    return best_tpot_s(profile.store.target, drafters, _acceptance(behaviour), speculation.max_draft_tokens)
+
+
+def _acceptance(behaviour: MeasuredBehaviour) -> dict[str, float]:
+    """Acceptance rate by drafter name, for drafters with enough tokens in the window."""
+    figures = behaviour.windows.current
+    if figures is None:
+        return {}
+    return {name: d.accepted / d.tried for name, d in figures.gained.drafters.items() if d.tried >= LEAST_TOKENS}

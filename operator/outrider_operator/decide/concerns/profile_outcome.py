@@ -9,20 +9,18 @@ from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpe
 from outrider_crds.status import BreakEven, ConditionReason, ConditionType, LongContextStatus, ProfileStatus
 
 from outrider_operator.cluster_model import CONFIG_MAP, JOB
+from outrider_operator.decide.desired.profile_store import Failure
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import ConcernOutcome, earliest_s, merge
+from outrider_operator.decide.outcome import ConcernOutcome, Verdict, earliest_s, false, merge, true
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pod_states import LOOK_AGAIN_S, why_not_running
-from outrider_operator.decide.pod_troubles import is_being_created, unschedulable_since
-from outrider_operator.decide.profile_store import Failure
-from outrider_operator.decide.profiling.job_outcome import is_running
+from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S, why_not_running
+from outrider_operator.decide.pods.pod_troubles import is_being_created, unschedulable_since
 from outrider_operator.decide.profiling.jobs import plan_jobs
+from outrider_operator.decide.profiling.measurement_request import is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, stale_in_s, with_nodes
-from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
-from outrider_operator.decide.profiling.shared_profiles import plan_shared_profiles
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.verdict import Verdict, false, true
-from outrider_operator.decide.workloads.serving_deployment import pods_are_placed
+from outrider_operator.decide.profiling.profile_maps import plan_profile_maps, plan_shared_profiles
+from outrider_operator.decide.workloads.serving_workload import pods_are_placed
 from outrider_operator.validation.reading import annotation, cut, name_of
 
 NOISY_PERCENT = 25.0

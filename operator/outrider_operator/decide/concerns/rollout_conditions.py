@@ -10,11 +10,11 @@ from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
 from outrider_operator.decide.concerns.canary_outcome import canary_progressing, canary_updated
 from outrider_operator.decide.concerns.download_outcome import models_progressing, models_updated
 from outrider_operator.decide.concerns.rollout_view import RolloutView
-from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.pod_states import Pods, revision_of
-from outrider_operator.decide.pod_troubles import scheduler_says
-from outrider_operator.decide.revisions import Revision
-from outrider_operator.decide.verdict import Verdict, false, true
+from outrider_operator.decide.desired.desired_state import DesiredState
+from outrider_operator.decide.desired.revisions import Revision
+from outrider_operator.decide.outcome import Verdict, false, true
+from outrider_operator.decide.pods.pod_states import Pods, revision_of
+from outrider_operator.decide.pods.pod_troubles import scheduler_says
 from outrider_operator.validation.reading import cut, dig, integer, items, name_of, text
 
 _MOST_NAMED = 4

@@ -11,14 +11,14 @@ from outrider_crds.status import ConditionReason, RevisionPhase, RevisionStatus
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
 from outrider_operator.decide.concerns.specification_outcome import refused
-from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.desired.desired_state import DesiredState
+from outrider_operator.decide.desired.revisions import Revision, revision_in
+from outrider_operator.decide.desired.rollout_gate import is_held
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.pod_states import Pods, revision_of
-from outrider_operator.decide.pod_troubles import unschedulable_since
-from outrider_operator.decide.revisions import Revision, revision_in
-from outrider_operator.decide.rollout_gate import is_held
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.verdict import Verdict
+from outrider_operator.decide.outcome import Verdict
+from outrider_operator.decide.pods.pod_states import Pods, revision_of
+from outrider_operator.decide.pods.pod_troubles import unschedulable_since
 from outrider_operator.validation.reading import condition_of, integer, items, text, unix_seconds
 
 _INSTALLATION_LOOK_S = 60.0

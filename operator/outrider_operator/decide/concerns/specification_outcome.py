@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from outrider_crds.status import ConditionReason, ConditionType
 
 from outrider_operator.cluster_model import INFERENCE_POOL, SERVING, ApiRefusal, Observed
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import ConcernOutcome
-from outrider_operator.decide.service_world import ServiceWorld
-from outrider_operator.decide.verdict import Verdict, false, true
+from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true
 from outrider_operator.validation.reading import cut
 
 

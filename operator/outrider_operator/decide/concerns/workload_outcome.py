@@ -9,22 +9,19 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.status import ConditionReason, ConditionType, RevisionStatus
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object, groups_name
-from outrider_operator.decide.canary.canary_objects import canary_hot_map
+from outrider_operator.decide.concerns.canary_outcome import canary_hot_map
 from outrider_operator.decide.concerns.gateway_outcome import picker_peers
 from outrider_operator.decide.concerns.rollout_conditions import progressing, updated
 from outrider_operator.decide.concerns.rollout_view import RolloutView
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.outcome import ConcernOutcome, earliest_s
+from outrider_operator.decide.outcome import ConcernOutcome, Verdict, Verdicts, earliest_s, false, true, unknown
 from outrider_operator.decide.ownership import selector
-from outrider_operator.decide.pod_states import LOOK_AGAIN_S, revision_of
-from outrider_operator.decide.pod_troubles import is_being_created
-from outrider_operator.decide.service_world import ServiceWorld
+from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S, Pods, revision_of
+from outrider_operator.decide.pods.pod_troubles import is_being_created
 from outrider_operator.decide.specification import unreadable_spec
-from outrider_operator.decide.verdict import Verdicts, unknown
-from outrider_operator.decide.workloads.children import serving_objects, unneeded_children
-from outrider_operator.decide.workloads.pod_availability import available, endpoint_ready
+from outrider_operator.decide.workloads.children import hot_map, serving_objects, unneeded_children
 from outrider_operator.decide.workloads.refreshes import plan_refreshes
-from outrider_operator.decide.workloads.services import hot_map
 from outrider_operator.plan import Annotate
 from outrider_operator.validation.reading import annotation, integer, is_being_deleted, name_of, text, uid_of
 
@@ -161,3 +158,42 @@ def _product_notes(world: ServiceWorld, intent: Intent) -> list[Annotate]:
 
 def _lacks_product(pod: Object) -> bool:
     return not (annotation(pod, PRODUCT_ANNOTATION) or is_being_deleted(pod))
+
+
+def available(pods: Pods, replicas: int) -> Verdict:
+    """True when at least spec.replicas pods are ready."""
+    if replicas == 0:
+        return true(ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0.")
+    count = len(pods.ready)
+    if count >= replicas:
+        return true(ConditionReason.ENOUGH_READY_PODS, f"{replicas} of {replicas} pods are ready.")
+    return false(
+        _reason(pods, ConditionReason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods)
+    )
+
+
+def endpoint_ready(world: ServiceWorld, replicas: int) -> Verdict:
+    """True while at least one pod can answer. A pod of a draft canary answers as the others do."""
+    pods, canaries = world.pods, world.canary_pods
+    if replicas == 0:
+        return false(ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
+    if (pods.ready or canaries.ready) and not world.children.are_reachable:
+        return false(
+            ConditionReason.NO_READY_ENDPOINT,
+            "Pods are ready, but no Service of Outrider's leads to them; see SpecValid.",
+        )
+    if pods.ready:
+        return true(ConditionReason.ENDPOINT_READY, "At least one pod answers.")
+    if canaries.ready:
+        return true(ConditionReason.ENDPOINT_READY, f"A canary pod answers. {_sentence('No other pod is ready', pods)}")
+    return false(_reason(pods, ConditionReason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
+
+
+def _reason(pods: Pods, otherwise: ConditionReason) -> ConditionReason:
+    trouble = pods.trouble()
+    return trouble.reason if trouble is not None else otherwise
+
+
+def _sentence(start: str, pods: Pods) -> str:
+    why = pods.why_not_ready().rstrip(".")
+    return f"{start}. {why}." if why else f"{start}."

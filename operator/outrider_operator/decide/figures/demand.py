@@ -17,8 +17,7 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import DemandStatus
 
 from outrider_operator.cluster_model import WindowCounts
-from outrider_operator.decide.figures.numbers import three_digits
-from outrider_operator.decide.figures.samples import LEAST_TOKENS
+from outrider_operator.decide.figures.samples import LEAST_TOKENS, three_digits
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
 
 _MOST_REQUESTS = 256

@@ -1,13 +1,79 @@
-"""Derive attainment and speed-up from a window's figures, if it has enough samples."""
+"""What is measured of a service: attainment and speed-up of a window with enough samples, and their form in texts.
+
+Figures have three significant digits, so that noise does not change the status.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider_crds.conditions import find_condition
 from outrider_crds.counters import SpeedupCounters
+from outrider_crds.runtime_state import RuntimeState
+from outrider_crds.status import Condition, ConditionType, SpeculativeServiceStatus
 
-from outrider_operator.cluster_model import WindowCounts
+from outrider_operator.cluster_model import FigureWindows, WindowCounts
+
+
+def three_digits(value: float) -> str:
+    """1234.5 -> "1230", 12.345 -> "12.3", 0 -> "0"."""
+    return f"{float(f'{value:.3g}'):.10g}"
+
+
+def rounded(value: float) -> int:
+    """A count with three significant digits."""
+    return int(float(f"{value:.3g}"))
+
+
+def time_text(seconds: float) -> str:
+    """Milliseconds below one second ("31.2ms"), seconds above ("1.5s")."""
+    return f"{three_digits(seconds * 1000)}ms" if seconds < 1 else f"{three_digits(seconds)}s"
+
+
+def bytes_text(count: int) -> str:
+    """Format a size as a Kubernetes quantity: 1536 -> "1.5Ki"."""
+    value, unit = float(count), ""
+    for larger in ("Ki", "Mi", "Gi", "Ti"):
+        if value >= 1024:
+            value, unit = value / 1024, larger
+    return f"{three_digits(value)}{unit}"
+
+
+def percentile_s(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
+    """The `share` quantile of a histogram with upper `bounds` and one more count than bounds.
+
+    It is interpolated within a bucket. None without observations; the last bound if the quantile lies above it.
+    """
+    total = sum(counts)
+    if total <= 0:
+        return None
+    rank, below, lower = share * total, 0.0, 0.0
+    for count, bound in zip(counts, bounds, strict=False):
+        if count > 0 and below + count >= rank:
+            return lower + (bound - lower) * max(0.0, rank - below) / count
+        below, lower = below + count, bound
+    return bounds[-1]
+
+
+@dataclass(frozen=True)
+class MeasuredBehaviour:
+    windows: FigureWindows
+    last_status: SpeculativeServiceStatus
+    states: Mapping[str, RuntimeState]
+    """Name of a ready pod -> its last report."""
+    is_served: bool
+    """True while a pod is ready."""
+
+    @property
+    def between_windows(self) -> bool:
+        """True in the first minute after the operator's start while pods serve: the last figures stay in the status."""
+        return self.windows.current is None and not self.windows.error and self.is_served
+
+    def last_condition(self, kind: ConditionType) -> Condition | None:
+        return find_condition(self.last_status.conditions, kind)
+
 
 LEAST_TOKENS = 50
 """Tokens that a window needs before its goodput or acceptance rate counts."""

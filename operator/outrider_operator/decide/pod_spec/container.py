@@ -1,14 +1,25 @@
-"""Fields that the pods that serve, profile and download models share: environment, image, security."""
+"""What the pods that serve, profile and download models share: environment, image, security; and Jobs of one pod."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from outrider_crds.model_sources import SecretKeyRef
 from outrider_crds.runtime_config import CA_FILE, MODEL_CACHE_DIR
 from outrider_crds.spec import SpeculativeServiceSpec
 
-from outrider_operator.cluster_model import Object, OperatorSettings
+from outrider_operator.cluster_model import JOB, Object, OperatorSettings, ServiceIdentity
+from outrider_operator.decide.ownership import labels
+from outrider_operator.decide.pod_spec.patch import patched
 from outrider_operator.decide.pod_spec.placement import resources
-from outrider_operator.decide.pod_spec.volumes import COMPILE_CACHE_DIR, HOME_DIR, RUN_DIR, Mounted
+from outrider_operator.decide.pod_spec.volumes import (
+    COMPILE_CACHE_DIR,
+    HOME_DIR,
+    RUN_DIR,
+    Mounted,
+    model_volumes,
+    scratch_volumes,
+)
 
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
 """Variables by which the hub's client, requests and the S3 client find certificates."""
@@ -100,3 +111,53 @@ def _token(spec: SpeculativeServiceSpec) -> list[Object]:
 
 def _from_secret(variable: str, ref: SecretKeyRef) -> Object:
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}
+
+
+_IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def job_document(
+    owner: ServiceIdentity,
+    spec: SpeculativeServiceSpec,
+    component: str,
+    metadata: Object,
+    pod: Object,
+    *,
+    retries: int = 0,
+    failures: tuple[Object, ...] = (),
+) -> Object:
+    """A Job of one pod. metadata: name, annotations, owners. failures: rules of podFailurePolicy that come first.
+
+    Job and pod have the user's labels too, which queues, meshes and policies select by.
+    """
+    own_labels = {**spec.pod_template.labels, **labels(owner.name, component)}
+    pod_metadata = {"labels": own_labels, "annotations": dict(spec.pod_template.annotations)}
+    job = {
+        "backoffLimit": retries,
+        "completions": 1,
+        "parallelism": 1,
+        "podFailurePolicy": {"rules": [*failures, _IGNORE_DISRUPTIONS]},
+        "template": {"metadata": pod_metadata, "spec": pod},
+    }
+    metadata = {"namespace": owner.namespace, "labels": own_labels, **metadata}
+    return {"apiVersion": "batch/v1", "kind": JOB, "metadata": metadata, "spec": job}
+
+
+def job_pod(
+    spec: SpeculativeServiceSpec,
+    settings: OperatorSettings,
+    image: str,
+    name: str,
+    program: Mapping[str, object],
+    fields: Object,
+) -> Object:
+    """A pod that runs once. name: its container's. program: the container's fields; fields: the pod's."""
+    volumes = [*model_volumes(spec), *scratch_volumes()]
+    pod: Object = {
+        **pod_fields(spec, settings, volumes),
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 10,
+        **fields,
+        "containers": [{**container(spec, settings, name, image, volumes), **program}],
+    }
+    return patched(pod, spec.pod_template, name, serving=False)

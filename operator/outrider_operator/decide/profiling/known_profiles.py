@@ -12,9 +12,9 @@ from outrider_crds.profile import DrafterProfile, TargetProfile
 from outrider_crds.profile_keys import ProfileKeys, drafter_key, has_same_meaning_everywhere, settings_key, target_key
 
 from outrider_operator.cluster_model import OperatorSettings
-from outrider_operator.decide.desired_state import DesiredState
+from outrider_operator.decide.desired.desired_state import DesiredState
+from outrider_operator.decide.desired.profile_store import Profiles, Store
 from outrider_operator.decide.pod_spec.volumes import profile_name, shared_profile_name
-from outrider_operator.decide.profile_store import Profiles, Store
 from outrider_operator.validation.reading import annotation, created_s, unix_seconds
 
 SETTINGS_NOTE = "outrider.dev/settings"

@@ -12,17 +12,16 @@ from outrider_crds.profile_keys import ProfileKeys, has_same_meaning_everywhere
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 
 from outrider_operator.cluster_model import Node, Object, ServiceIdentity
-from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.job_pods import is_done, pod_of
+from outrider_operator.decide.desired.desired_state import DesiredState
+from outrider_operator.decide.desired.profile_store import Failure, Store
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, fitting_nodes
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pod_states import MOST_TOLERATIONS
-from outrider_operator.decide.pod_troubles import has_ended
-from outrider_operator.decide.profile_store import Failure, Store
-from outrider_operator.decide.profiling.job_outcome import absorb
+from outrider_operator.decide.pods.job_pods import is_done, pod_of
+from outrider_operator.decide.pods.pod_states import MOST_TOLERATIONS
+from outrider_operator.decide.pods.pod_troubles import has_ended
 from outrider_operator.decide.profiling.known_profiles import Sources, known_elsewhere, newest
-from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, attempt_hash, request_of
-from outrider_operator.decide.service_world import ServiceWorld
+from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, absorb, attempt_hash, request_of
 from outrider_operator.validation.reading import annotation, ended, items, name_of, text, unix_seconds
 from outrider_operator.validation.reports import PROFILER
 

@@ -17,7 +17,7 @@ from outrider_operator.cluster_model import CONFIG_MAP, Object
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.outcome import ConcernOutcome
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pod_states import Pods
+from outrider_operator.decide.pods.pod_states import Pods
 from outrider_operator.plan import Annotate
 from outrider_operator.validation.reading import annotation, name_of, text, uid_of
 

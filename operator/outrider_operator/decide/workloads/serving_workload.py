@@ -1,17 +1,44 @@
-"""The object that makes the serving pods: a Deployment, or a LeaderWorkerSet for a target over several nodes."""
+"""The object that makes the serving pods: a Deployment, or a LeaderWorkerSet for a target over several nodes.
+
+A replica of a LeaderWorkerSet is a group of pods. Its leader is the pod that a Deployment would make: it answers
+requests and reports; its workers join it.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from outrider_operator.cluster_model import DEPLOYMENT, LEADER_WORKER_SET, Object, ServiceIdentity
-from outrider_operator.decide.desired_state import DesiredState
-from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.revisions import Revision, revision_in
-from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION
-from outrider_operator.decide.workloads.leader_worker_set import leader_worker_set
-from outrider_operator.decide.workloads.serving_deployment import deployment
-from outrider_operator.validation.reading import annotation, integer
+from outrider_crds.base import seconds
+from outrider_crds.rollout_settings import Rollout
+
+from outrider_operator.cluster_model import (
+    COMPONENT_LABEL,
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    WORKER,
+    Object,
+    ServiceIdentity,
+    groups_name,
+)
+from outrider_operator.decide.desired.desired_state import IMAGE_ANNOTATION, DesiredState, hardware
+from outrider_operator.decide.desired.revisions import (
+    READY_ANNOTATION,
+    Revision,
+    current_revision_name,
+    revision_annotations,
+    revision_in,
+)
+from outrider_operator.decide.desired.rollout_gate import (
+    DEADLINE_S,
+    HOLD,
+    HOLD_ANNOTATION,
+    HOLD_S,
+    SHRUNK,
+    SHRUNK_ANNOTATION,
+)
+from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.validation.reading import annotation, integer, items, mapping
 
 
 def workload(owner: ServiceIdentity, desired: DesiredState, revision: Revision) -> Object:
@@ -62,3 +89,162 @@ def superseded(children: Children, desired: DesiredState) -> list[Object]:
 
 def _kind(revision: Revision) -> str:
     return LEADER_WORKER_SET if revision.boot.engine.nodes > 1 else DEPLOYMENT
+
+
+_HISTORY = 2
+
+
+def deployment(owner: ServiceIdentity, desired: DesiredState, revision: Revision) -> Object:
+    """The Deployment that runs `revision`. Its replicas follow spec.replicas, which autoscalers write."""
+    kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": DEPLOYMENT,
+        "metadata": {
+            "name": owner.name,
+            "namespace": owner.namespace,
+            "labels": labels(owner.name),
+            "annotations": {
+                IMAGE_ANNOTATION: f"{kind} {desired.running_image}",
+                **revision_annotations(revision),
+                **({READY_ANNOTATION: desired.ready_revision} if desired.ready_revision else {}),
+            },
+            "ownerReferences": [owner_reference(owner, controller=True)],
+        },
+        "spec": {
+            "replicas": _replicas(desired, revision),
+            "paused": desired.spec.paused,
+            "revisionHistoryLimit": _HISTORY,
+            **_pace(desired.spec.rollout, is_held=desired.gate.is_closed(revision)),
+            "selector": {"matchLabels": selector(owner.name)},
+            "template": revision.template,
+        },
+    }
+
+
+def _replicas(desired: DesiredState, revision: Revision) -> int:
+    gate = desired.gate
+    if gate.in_groups and gate.is_closed(revision):  # the first pod starts next to the groups that serve
+        return min(desired.replicas, 1)
+    return gate.scaled(revision, desired.replicas, _held_surge(desired.spec.rollout))
+
+
+def _held_surge(rollout: Rollout) -> int:
+    """maxSurge at a closed gate. Either it or maxUnavailable is 1; both would admit two new pods.
+
+    If `max_unavailable` allows, the first new pod replaces an old one: there may be no node for a surge pod.
+    """
+    return 0 if rollout.max_unavailable else 1
+
+
+def _pace(rollout: Rollout, *, is_held: bool) -> Object:
+    """Limits of a rollout. At a closed gate it stops after one new pod, which never becomes available
+    (see `rollout_gate`)."""
+    if not is_held:
+        deadline_s = max(1, math.ceil(seconds(rollout.progress_deadline)))
+        strategy = _strategy(rollout.max_surge, rollout.max_unavailable)
+        return {"progressDeadlineSeconds": deadline_s, "strategy": strategy}
+    surge = _held_surge(rollout)
+    strategy = _strategy(surge, 1 - surge)
+    return {"minReadySeconds": HOLD_S, "progressDeadlineSeconds": DEADLINE_S, "strategy": strategy}
+
+
+def _strategy(max_surge: int, max_unavailable: int) -> Object:
+    return {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": max_surge, "maxUnavailable": max_unavailable},
+    }
+
+
+def pods_are_placed(children: Children, desired: DesiredState) -> bool:
+    """False between a change of the Deployment and its new pods, which should be scheduled before Jobs."""
+    if desired.spec.replicas == 0 or desired.running is None:
+        return True
+    current = children.workload
+    if current is None or current_revision_name(children) != desired.running.name:
+        return False
+    is_observed = integer(current, "status", "observedGeneration") == integer(current, "metadata", "generation")
+    created, updated = integer(current, "status", "replicas"), integer(current, "status", "updatedReplicas")
+    return is_observed and created >= desired.replicas and updated > 0
+
+
+_OF_A_LEADER = ("ports", "lifecycle", "startupProbe", "readinessProbe", "livenessProbe")
+"""Fields of the runtime container that a worker lacks: it listens to its leader alone, and ends when that is gone."""
+
+
+def leader_worker_set(owner: ServiceIdentity, desired: DesiredState, revision: Revision) -> Object:
+    """The LeaderWorkerSet that runs `revision`. A pod that restarts takes its group along: its ranks are gone."""
+    kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
+    is_held = desired.gate.is_closed(revision)
+    replicas = _groups(desired, revision)
+    is_shrunk = is_held and desired.gate.shrinks(replicas)
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": LEADER_WORKER_SET,
+        "metadata": {
+            "name": groups_name(owner.name),
+            "namespace": owner.namespace,
+            "labels": labels(owner.name),
+            "annotations": {
+                IMAGE_ANNOTATION: f"{kind} {desired.running_image}",
+                **revision_annotations(revision),
+                **({READY_ANNOTATION: desired.ready_revision} if desired.ready_revision else {}),
+                **({HOLD_ANNOTATION: HOLD} if is_held else {}),
+                **({SHRUNK_ANNOTATION: SHRUNK} if is_shrunk else {}),
+            },
+            "ownerReferences": [owner_reference(owner, controller=True)],
+        },
+        "spec": {
+            "replicas": replicas,
+            "startupPolicy": "LeaderCreated",
+            "rolloutStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdateConfiguration": _pace_of_groups(desired, replicas, is_held=is_held, is_shrunk=is_shrunk),
+            },
+            "leaderWorkerTemplate": {
+                "size": revision.boot.engine.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": revision.template,
+                "workerTemplate": worker_template(revision.template),
+            },
+        },
+    }
+
+
+def worker_template(leader: Object) -> Object:
+    """The pod template of a group's workers. It follows from the leader's alone: an upgrade restarts no pod."""
+    spec = mapping(leader, "spec")
+    runtime, *others = items(spec, "containers")
+    bare = {name: value for name, value in runtime.items() if name not in _OF_A_LEADER}
+    metadata = mapping(leader, "metadata")
+    return {
+        "metadata": {**metadata, "labels": {**mapping(metadata, "labels"), COMPONENT_LABEL: WORKER}},
+        "spec": {**spec, "containers": [bare, *others]},
+    }
+
+
+def _groups(desired: DesiredState, revision: Revision) -> int:
+    """Groups to have now. A closed gate lets one start next to a Deployment's pods.
+
+    A held rollout does not grow, since new groups would be of the new revision.
+    """
+    gate = desired.gate
+    if not gate.is_closed(revision):
+        return desired.replicas
+    return min(desired.replicas, gate.replicas if gate.in_groups else 1)
+
+
+def _pace_of_groups(desired: DesiredState, replicas: int, *, is_held: bool, is_shrunk: bool) -> Object:
+    """Limits of a rollout. Groups below `partition` keep their revision: at a closed gate all but the first new one,
+    which takes the place of the last old one if `max_unavailable` allows, else comes on top.
+
+    After a scale-down it comes on top, too: the last old group may be the only one, and nodes are free.
+    """
+    rollout = desired.spec.rollout
+    if desired.spec.paused:
+        return {"partition": replicas, "maxSurge": 0, "maxUnavailable": 1}
+    if not is_held:
+        return {"partition": 0, "maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
+    if rollout.max_unavailable and not is_shrunk:
+        return {"partition": max(0, replicas - 1), "maxSurge": 0, "maxUnavailable": 1}
+    return {"partition": replicas, "maxSurge": 1, "maxUnavailable": 0}

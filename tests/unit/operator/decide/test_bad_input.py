@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import TOO_LARGE
-from outrider_operator.decide.revisions import CONTENTS_ANNOTATION, _fingerprint
+from outrider_operator.decide.desired.revisions import CONTENTS_ANNOTATION, _fingerprint
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, settings_with
 

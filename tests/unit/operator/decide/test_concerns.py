@@ -12,12 +12,12 @@ from typing import Any
 
 from outrider_operator.cluster_model import Observed
 from outrider_operator.decide import CONCERNS
-from outrider_operator.decide.desired_state import desired_state
+from outrider_operator.decide.desired.desired_state import desired_state
+from outrider_operator.decide.desired.profile_store import Profiles
+from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.intent import Intent, intent_of
 from outrider_operator.decide.outcome import ConcernOutcome
-from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.known_profiles import sources_of
-from outrider_operator.decide.service_world import ServiceWorld
 from outrider_operator.kinds import POD
 
 from tests.unit.operator.decide.test_upgrade import PHASES, recorded

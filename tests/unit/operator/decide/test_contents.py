@@ -16,7 +16,7 @@ from outrider_operator.cluster_model import (
     revision_map_name,
 )
 from outrider_operator.decide import decide
-from outrider_operator.decide.revisions import INPUTS_LABEL
+from outrider_operator.decide.desired.revisions import INPUTS_LABEL
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest

@@ -9,7 +9,7 @@ import pytest
 from outrider_operator.cluster_model import ServiceIdentity
 from outrider_operator.decide import drift
 from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.workloads.services import network_policy, service
+from outrider_operator.decide.workloads.children import network_policy, service
 
 OURS = [{"name": f"OURS_{number}", "value": "1"} for number in range(40)]
 THEIRS = [{"name": f"THEIRS_{number}", "value": "1"} for number in range(500)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outrider_crds.runtime_config import CONFIG_KEY, BootConfig
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, Object, revision_map_name
-from outrider_operator.decide.revisions import INPUTS_LABEL, TEMPLATE_KEY
+from outrider_operator.decide.desired.revisions import INPUTS_LABEL, TEMPLATE_KEY
 from pydantic import ValidationError
 
 from tests.unit.operator.decide.world import World, boot_configs_read, manifest

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionReason
 from outrider_operator.cluster_model import Object
-from outrider_operator.decide.pod_states import pods_of
-from outrider_operator.decide.pod_troubles import how_it_ended
+from outrider_operator.decide.pods.pod_states import pods_of
+from outrider_operator.decide.pods.pod_troubles import how_it_ended
 
 from tests.unit.operator.decide.world import START, rfc3339
 

@@ -11,9 +11,9 @@ from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL
-from outrider_operator.decide import wanted_revision
-from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION
-from outrider_operator.decide.wanted_revision import inputs_hash
+from outrider_operator.decide.desired import wanted_revision
+from outrider_operator.decide.desired.revisions import BOOT_TOKENS_ANNOTATION
+from outrider_operator.decide.desired.wanted_revision import inputs_hash
 
 from tests.unit.operator.decide.world import (
     EAGLE,

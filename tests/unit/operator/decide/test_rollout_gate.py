@@ -8,7 +8,7 @@ import pytest
 from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import REVISION_LABEL
-from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
+from outrider_operator.decide.desired.rollout_gate import DEADLINE_S, HOLD_S
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, rfc3339
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.status import ConditionType as C
-from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, pinned_image
+from outrider_operator.decide.desired.desired_state import IMAGE_ANNOTATION, pinned_image
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
 

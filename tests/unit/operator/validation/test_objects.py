@@ -14,7 +14,7 @@ import pytest
 from outrider_operator.cluster_model import PROFILE, REVISION_LABEL, TOO_LARGE, ServiceIdentity
 from outrider_operator.decide.canary import draft_canary
 from outrider_operator.decide.ownership import owner_reference
-from outrider_operator.decide.profiling.shared_objects import MAX_OWNERS
+from outrider_operator.decide.profiling.profile_maps import MAX_OWNERS
 from outrider_operator.kinds import (
     CHILDREN,
     CONFIG_MAP,

@@ -8,7 +8,7 @@ import pytest
 from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT
-from outrider_operator.decide.pod_states import revision_of
+from outrider_operator.decide.pods.pod_states import revision_of
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest

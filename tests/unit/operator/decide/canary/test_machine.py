@@ -11,8 +11,7 @@ from outrider_crds.rollout_settings import OnInconclusive, RolloutCanary
 from outrider_crds.status import RolloutStatus, RolloutSums
 from outrider_operator.decide.canary.arms import arms_by_product
 from outrider_operator.decide.canary.machine import CanaryPods, CanaryView, step
-from outrider_operator.decide.canary.phases import OPEN, CanaryPhase, Cause, has_pods, keeps_away
-from outrider_operator.decide.canary.record import attempt_of, started_s
+from outrider_operator.decide.canary.record import OPEN, CanaryPhase, Cause, attempt_of, has_pods, keeps_away, started_s
 
 START = 1_000_000.0
 HOUR_S = 3600.0

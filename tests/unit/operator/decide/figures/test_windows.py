@@ -11,7 +11,7 @@ from outrider_crds.counters import TPOT_BUCKETS_S, AdapterCounters, HistogramSta
 from outrider_crds.runtime_state import AdapterState, DrafterReport, RuntimeState, ServiceCounters, SLOClassState
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_operator.cluster_model import FigureWindows
-from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
+from outrider_operator.decide.figures.samples import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status_figures import slo_classes
 from outrider_operator.decide.figures.windows import (
     History,

@@ -15,7 +15,7 @@ from outrider_operator.cluster_model import DEPLOYMENT, Node, OperatorSettings, 
 from outrider_operator.decide.pod_spec.patch import merged, patch_problems
 from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.template import pod_template
-from outrider_operator.decide.profiling.job_manifest import job_manifest
+from outrider_operator.decide.profiling.jobs import job_manifest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 from outrider_operator.validation.reports import PROFILER
 

@@ -11,7 +11,7 @@ from outrider_crds.profile_keys import profile_keys
 from outrider_operator.cluster_model import Node, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.template import pod_template
-from outrider_operator.decide.profiling.job_manifest import job_manifest
+from outrider_operator.decide.profiling.jobs import job_manifest
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest
 
 FOLDER = Path(__file__).parents[5] / "examples" / "platforms"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import JOB
-from outrider_operator.decide.profile_store import FIRST_RETRY_S
+from outrider_operator.decide.desired.profile_store import FIRST_RETRY_S
 from outrider_operator.decide.profiling.measurement_request import request_of
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started

@@ -9,9 +9,9 @@ import pytest
 from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
-from outrider_operator.decide.profile_store import Store, read_store
+from outrider_operator.decide.desired.profile_store import Store, read_store
 from outrider_operator.decide.profiling.known_profiles import newest
-from outrider_operator.decide.profiling.shared_profiles import KEPT_S, MOST_SHARED
+from outrider_operator.decide.profiling.profile_maps import KEPT_S, MOST_SHARED
 
 from tests.unit.operator.decide.world import (
     EAGLE,

@@ -11,7 +11,7 @@ from outrider_crds.spec import Speculation
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide import decide
-from outrider_operator.decide.profile_store import Store, read_store
+from outrider_operator.decide.desired.profile_store import Store, read_store
 from outrider_operator.decide.profiling.measurement_request import request_of
 from outrider_runtime.profiler.profile_report import as_json
 from outrider_runtime.profiler.run import Profile
@@ -164,7 +164,7 @@ def test_profile_is_parsed_once_per_decision_up_to_a_bound(monkeypatch: pytest.M
         reads.append(read_store(document))
         return reads[-1]
 
-    monkeypatch.setattr("outrider_operator.decide.profile_store.read_store", noting)
+    monkeypatch.setattr("outrider_operator.decide.desired.profile_store.read_store", noting)
     decide(world.observed(), world.settings)
     assert len(reads) == 1
     assert len(reads[0].failures) < 100

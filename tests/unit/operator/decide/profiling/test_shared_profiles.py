@@ -7,9 +7,9 @@ import copy
 from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB
 from outrider_operator.decide import decide
+from outrider_operator.decide.desired.profile_store import Failure, Store, read_store, store_data
 from outrider_operator.decide.ownership import owner_uids
-from outrider_operator.decide.profile_store import Failure, Store, read_store, store_data
-from outrider_operator.decide.profiling.shared_objects import MAX_OWNERS
+from outrider_operator.decide.profiling.profile_maps import MAX_OWNERS
 
 from tests.unit.operator.decide.world import World, manifest
 

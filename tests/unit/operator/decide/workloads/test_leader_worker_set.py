@@ -18,7 +18,7 @@ from outrider_operator.cluster_model import (
     KindAccess,
     Object,
 )
-from outrider_operator.decide.rollout_gate import HOLD, HOLD_ANNOTATION, SHRUNK_ANNOTATION
+from outrider_operator.decide.desired.rollout_gate import HOLD, HOLD_ANNOTATION, SHRUNK_ANNOTATION
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest, rfc3339, settings_with
 

@@ -1,0 +1,1 @@
+"""Objects on the API server: requests, cache, apply, the Lease, and which pods serve."""
