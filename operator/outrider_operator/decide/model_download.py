@@ -6,6 +6,7 @@ waits for their download; the one that runs serves on.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -49,6 +50,7 @@ from outrider_operator.validation.reading import (
     name_of,
     text,
     uid_of,
+    unix_seconds,
 )
 
 KEY_ANNOTATION = "outrider.dev/prefetch"
@@ -56,6 +58,8 @@ KEY_ANNOTATION = "outrider.dev/prefetch"
 DOWNLOADER = "prefetch"
 """Name of the Job's container."""
 _RETRIES = 3
+_AGAIN_S = 3600.0
+"""Seconds after which a failed download begins again: a token may have been replaced, and a Secret must not be read."""
 _LAST_LINES = 3
 _NO_PROGRAM_CODES = (126, 127)
 """Exit codes of a shell or container runtime whose command is not in its image."""
@@ -92,7 +96,7 @@ class Prefetch:
     why: str = ""
     """What keeps a download waiting, or why it failed; empty otherwise."""
     is_obsolete: bool = False
-    """Must the Job go: to be tried with other settings, or since a sidecar alone keeps its pod?"""
+    """Must the Job go: to be tried again, with other settings at once, or since a sidecar alone keeps its pod?"""
     is_program_missing: bool = False
     """Is the runtime image one of a release that cannot prefetch?"""
     progress: PrefetchProgress | None = None
@@ -126,7 +130,8 @@ def prefetch_of(world: ServiceWorld, desired: DesiredState) -> Prefetch | None:
 
 
 def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_settings: bool) -> Prefetch:
-    """`prefetch` with what its Job has done. A Job of other settings is made again if it failed, or has not begun."""
+    """`prefetch` with what its Job has done. A Job of other settings is made again if it failed, or has not begun; one
+    that failed, also after an hour."""
     pods = pods_of_job(job, world.observed.prefetch_pods)
     if has_succeeded(job, pods, DOWNLOADER):
         # What a sidecar keeps from being complete tells what is there only until the models have pods.
@@ -139,13 +144,16 @@ def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_sett
     else:
         phase = DownloadPhase.DOWNLOADING if has_begun else DownloadPhase.WAITING
         why = "" if has_begun else why_not_running(job, pod, world.observed.warnings, world.at)
+    is_program_missing = _is_program_missing(job, pod)
+    is_repeatable = has_ended and prefetch.is_due and not is_program_missing
+    is_due_again = is_repeatable and world.at >= _ended_s(job, pod) + _AGAIN_S
     return replace(
         prefetch,
         job=job,
         phase=phase,
         why=why,
-        is_obsolete=not is_of_these_settings and (has_ended or not has_begun),
-        is_program_missing=_is_program_missing(job, pod),
+        is_obsolete=is_due_again or (not is_of_these_settings and (has_ended or not has_begun)),
+        is_program_missing=is_program_missing,
     )
 
 
@@ -184,6 +192,12 @@ def _own_job(world: ServiceWorld) -> Object | None:
     return next((job for job in jobs if controller_uid(job) == uid), None)
 
 
+def _ended_s(job: Object, pod: Object | None) -> float:
+    """Unix time of a failed download's end; infinite if neither Job nor pod says it."""
+    times = text(condition_of(job, "Failed"), "lastTransitionTime"), text(ended(pod, DOWNLOADER), "finishedAt")
+    return next((moment_s for moment_s in map(unix_seconds, times) if moment_s is not None), math.inf)
+
+
 def _is_program_missing(job: Object, pod: Object | None) -> bool:
     """Is there no downloader in the image? The Job may tell the exit code of a pod that is gone."""
     end, failed = ended(pod, DOWNLOADER), condition_of(job, "Failed")
@@ -200,7 +214,9 @@ def _why_failed(prefetch: Prefetch, job: Object, pod: Object | None) -> str:
     said = last_lines(text(ended(pod, DOWNLOADER), "message"), _LAST_LINES)
     said = said or (how_it_ended(pod) if pod is not None and has_ended(pod) else why_failed(job)) or "no reason given"
     start = f"Downloading {', '.join(prefetch.models)} into claim {prefetch.claim} failed: {said.rstrip('.')}"
-    return cut(f"{start}. Correct the spec, or delete Job {name_of(job)} to try again.", 2048)
+    return cut(
+        f"{start}. It is tried again after an hour; correct the spec or delete Job {name_of(job)} to try now.", 2048
+    )
 
 
 def _job(owner: ServiceIdentity, settings: OperatorSettings, desired: DesiredState, prefetch: Prefetch) -> Object:

@@ -158,9 +158,27 @@ def test_failed_download_is_repeated_once_the_spec_is_mended() -> None:
     message = world.condition(C.PROGRESSING).message
     assert "org/target" in message
     assert "401" in message
-    assert f"delete Job {NAME} to try again" in message
+    assert f"delete Job {NAME} to try now" in message
     uid = job(world)["metadata"]["uid"]
     world.patch(target={"name": "org/target", "source": {"hub": {"tokenSecretRef": {"name": "hub"}}}})
+    world.settle()
+    assert job(world)["metadata"]["uid"] != uid
+    assert world.reason(C.PROGRESSING) == "True/WaitingForModels"
+
+
+@pytest.mark.parametrize("has_sidecar", [False, True])
+def test_refused_download_is_tried_again_after_an_hour(has_sidecar: bool) -> None:
+    """Bug: after a token was replaced in its Secret, which the operator may not read, the Job had to be deleted."""
+    world = started()
+    world.finish_job(NAME, "outrider-prefetch: model 'org/target' cannot be had: 401", exit_code=69, reason="Error")
+    if has_sidecar:
+        world.join_sidecar(NAME)
+    uid, ended_s = job(world)["metadata"]["uid"], world.now
+    world.now = ended_s + 3599
+    world.settle()
+    assert job(world)["metadata"]["uid"] == uid
+    assert phase(world) == "Failed"
+    world.now = ended_s + 3600
     world.settle()
     assert job(world)["metadata"]["uid"] != uid
     assert world.reason(C.PROGRESSING) == "True/WaitingForModels"

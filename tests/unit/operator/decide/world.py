@@ -316,7 +316,8 @@ class World:
     def finish_job(self, job_name: str, message: str, *, exit_code: int = 0, reason: str = "Completed") -> None:
         """The Job's pod ends with `message` as its termination message."""
         job = self.objects[JOB, job_name]
-        ended = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+        end = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": rfc3339(self.now)}
+        ended = {"terminated": end}
         (container,) = job["spec"]["template"]["spec"]["containers"]
         self.job_pods[job_name] = {
             "metadata": {"name": f"{job_name}-x", "labels": {"batch.kubernetes.io/job-name": job_name}},
