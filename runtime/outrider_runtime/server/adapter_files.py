@@ -21,6 +21,7 @@ from outrider_crds.runtime_config import adapters_folder
 
 from outrider_runtime.bucket import SCHEME, pull
 from outrider_runtime.error_text import first_line
+from outrider_runtime.hub_download import is_final
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -30,7 +31,11 @@ _PREFIX = "outrider-adapters-"
 
 
 class UnusableAdapterError(Exception):
-    """An adapter cannot be loaded; the message is a sentence for the status."""
+    """An adapter cannot be loaded; the message is a sentence for the status. is_refused: the hub has none for us."""
+
+    def __init__(self, why: str, *, is_refused: bool = False) -> None:
+        super().__init__(why)
+        self.is_refused = is_refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,8 @@ def _download(source: AdapterRepository) -> Path:
         return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=files))
     except Exception as error:  # the hub client's errors share no base class
         why = " ".join(str(error).split())
-        raise UnusableAdapterError(f"{source.repository} cannot be had from the hub: {why}") from error
+        sentence = f"{source.repository} cannot be had from the hub: {why}"
+        raise UnusableAdapterError(sentence, is_refused=is_final(error)) from error
 
 
 def _pull(uri: str, folder: Path, *files: str) -> None:

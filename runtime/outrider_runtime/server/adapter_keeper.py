@@ -2,7 +2,8 @@
 
 An adapter is loaded under a number of its own, and offered to requests once the engine has accepted it. Another source
 of the same name is loaded together with the earlier one, which serves on until then, and afterwards for the requests
-that already run with it. An adapter that cannot be loaded is tried again, less and less often.
+that already run with it. An adapter that cannot be loaded is tried again, less and less often; one that the hub
+refuses, after an hour, as downloads of models are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from outrider_runtime.server.loading_thread import in_daemon_thread
 
 logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
-FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+FIRST_RETRY_S, LONGEST_RETRY_S, REFUSED_RETRY_S = 5.0, 300.0, 3600.0
 LONGEST_COPY_S = 1800.0
 """Time for the files of an adapter, which take seconds. A download that hangs goes on in its thread, and what it brings
 counts at the next attempt."""
@@ -164,6 +165,7 @@ class AdapterKeeper:
         last = self._failed.get(spec.name)
         again = last is not None and last.source == spec.source
         wait_s = min(2 * last.wait_s, LONGEST_RETRY_S) if last is not None and again else FIRST_RETRY_S
+        wait_s = REFUSED_RETRY_S if isinstance(error, UnusableAdapterError) and error.is_refused else wait_s
         if last is None or last.reason != reason:
             logger.warning("adapter %r is not loaded: %s", spec.name, reason)
         self._failed[spec.name] = FailedLoad(spec.source, reason, self.clock() + wait_s, wait_s)

@@ -91,7 +91,7 @@ for text in sys.argv[2:]:
         source = AdapterSource.model_validate_json(text)
         print(sorted(file.name for file in files.copy(source).iterdir()))
     except UnusableAdapterError as error:
-        print(str(error))
+        print(error, "(refused)" if error.is_refused else "")
 """
 
 
@@ -113,6 +113,7 @@ def test_an_adapter_is_downloaded_from_the_hub(tmp_path: Path) -> None:
         server.server_close()
     assert copied == "['adapter_config.json', 'adapter_model.safetensors']"
     assert absent.startswith("org/absent cannot be had from the hub: ")
+    assert absent.endswith("(refused)"), "it is not tried again soon"
     assert not list(cache.rglob("optimizer.pt"))
 
 

@@ -13,7 +13,7 @@ from outrider_crds.model_sources import HostPathSource
 from outrider_crds.runtime_config import HotConfig
 from outrider_runtime.server import adapter_keeper
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
-from outrider_runtime.server.adapter_keeper import FIRST_RETRY_S, AdapterKeeper
+from outrider_runtime.server.adapter_keeper import FIRST_RETRY_S, REFUSED_RETRY_S, AdapterKeeper
 
 from tests.engine.engines import hot_config
 
@@ -26,12 +26,13 @@ class Slots:
     offered: dict[str, int] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
     refuses: str = ""
+    is_refused: bool = False
     loads: int = 0
 
     async def add(self, name: str, folder: Path) -> int:
         self.loads += 1
         if self.refuses:
-            raise UnusableAdapterError(self.refuses)
+            raise UnusableAdapterError(self.refuses, is_refused=self.is_refused)
         assert (folder / "adapter_model.safetensors").is_file()
         self.memory[self.loads] = name
         return self.loads
@@ -143,6 +144,26 @@ def test_an_adapter_that_is_refused_is_tried_less_and_less_often(pod: Pod) -> No
         await pod.pass_by()
         assert sorted(pod.slots.offered) == ["a", "b"]
         assert [(state.loaded, state.reason) for state in pod.keeper.states()] == [(True, "")] * 2
+
+    asyncio.run(run())
+
+
+def test_an_adapter_that_the_hub_refuses_is_tried_hourly(pod: Pod) -> None:
+    """Bug: each pod came back every five minutes for a 401. Another source is tried at once."""
+
+    async def run() -> None:
+        pod.slots.refuses, pod.slots.is_refused = "401 Unauthorized", True
+        pod.want(a="one")
+        await pod.pass_by()
+        pod.time_s += REFUSED_RETRY_S - 1
+        await pod.pass_by()
+        assert pod.slots.loads == 1
+        pod.time_s += 1
+        await pod.pass_by()
+        assert pod.slots.loads == 2
+        pod.want(a="two")
+        await pod.pass_by()
+        assert pod.slots.loads == 3
 
     asyncio.run(run())
 
