@@ -137,6 +137,29 @@ def test_pod_that_two_jobs_scrape_counts_once(
         assert twice == pytest.approx(once, rel=0.01), query
 
 
+def test_documented_form_counts_a_pod_once_without_its_label(
+    answer: Callable[[str], list[Any]], tmp_path: Path
+) -> None:
+    """A job that sets no label pod makes the short form count its pods twice, which the page says."""
+    page = (CHART.parents[1] / "docs/reference/metrics.md").read_text()
+    service = 'outrider_service="chat",outrider_namespace="ns"'
+    (form,) = (
+        block.replace("{S,", f"{{{service},").replace("[W]", "[1m]")
+        for block in re.findall(r"(?m)(?:^ {4}.*\n)+", page)
+        if "instance" in block
+    )
+    end = time.time()
+    scrapes = [*_scrapes(end), *(line.replace(',pod="chat-0"', "") for line in _scrapes(end, "annotations"))]
+    with stored_prometheus(tmp_path, scrapes) as address:
+        (mixed,) = _answer(address, end, form)
+        (short,) = _answer(
+            address, end, f"sum(max by (pod, instance) (rate(outrider_output_tokens_total{{{service}}}[1m])))"
+        )
+    (once,) = answer(form)
+    assert float(mixed["value"][1]) == pytest.approx(float(once["value"][1]), rel=0.01)
+    assert float(short["value"][1]) == pytest.approx(2 * float(once["value"][1]), rel=0.01)
+
+
 def _scrapes(end: float, *jobs: str) -> Iterator[str]:
     """Pages of the pod and the operator, every 15 s until now, as lines with their times."""
     for number in range(SCRAPES + 1):
