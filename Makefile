@@ -42,7 +42,7 @@ bench: $(if $(ONLY),deps,code) ## replay recorded proposals against the bars, in
 	$(PY) -m bench.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
 recording: deps ## record again what the drafters propose (PROMPTS=FILE in the form of Spec-Bench; docs/how-to/simulate.md)
-	PYTHONPATH=examples OMP_WAIT_POLICY=passive $(PY) -m bench.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
+	OMP_WAIT_POLICY=passive $(PY) -m bench.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
 
 profile: deps ## measure the example's latency profile on this machine and print the report
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile

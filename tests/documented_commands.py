@@ -23,7 +23,7 @@ class Runner(StrEnum):
     GPU_TUTORIAL = "tests/operator/chart/test_gpu_tutorial.py"
     CLUSTER_STORY = "tests/operator/chart/test_how_to_commands.py"
     SERVER = "tests/engine/test_server_commands.py"
-    TRAINERS = "tests/unit/examples/test_documented_trainings.py"
+    TRAINERS = "tests/unit/training/test_documented_trainings.py"
     SIMULATOR = "tests/unit/simulate/test_documented_commands.py"
 
 
@@ -78,9 +78,9 @@ RULES = (
     Rule("how-to/simulate.md", ".venv/bin/python -m outrider_runtime.simulate.worlds.compose", "needs an extra"),
     Rule("how-to/simulate.md", ".venv/bin/outrider-profile", f"{_MINUTES}; tests/engine/test_profiler.py runs it"),
     Rule("how-to/simulate.md", "make recording", _MINUTES),
-    Rule("how-to/simulate.md", "PYTHONPATH=examples .venv/bin/python -m bench.record", _MINUTES),
-    Rule("how-to/train-a-draft.md", ".venv/bin/python examples/compare_heads.py", f"{_MINUTES}, a head"),
-    Rule("how-to/train-a-draft.md", ".venv/bin/python examples/train_", Runner.TRAINERS),
+    Rule("how-to/simulate.md", ".venv/bin/python -m bench.record", _MINUTES),
+    Rule("how-to/train-a-draft.md", ".venv/bin/python -m training.compare_heads", f"{_MINUTES}, a head"),
+    Rule("how-to/train-a-draft.md", ".venv/bin/python -m training.", Runner.TRAINERS),
     *(Rule("how-to/", program, Runner.CLUSTER_STORY) for program in ("kubectl ", "helm ", "curl ")),
 )  # fmt: skip
 

@@ -21,11 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from block_head import checkpoint as block_checkpoint
-from block_head.head import BlockHead
-from eagle3 import checkpoint
-from eagle3.head import Head
-from eagle3.target import Answer, Target
 from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH, Recording, Trees, load, quantised
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -36,6 +31,11 @@ from bench.record.parts import Part, joined, parts, trees_joined
 from bench.record.prompts import GROUPS, by_group
 from setup.drafts import EAGLE, FIRST_LAYERS
 from setup.model import FOLDER
+from training.block_head import checkpoint as block_checkpoint
+from training.block_head.head import BlockHead
+from training.eagle3 import checkpoint
+from training.eagle3.head import Head
+from training.target import Answer, Target
 
 GAP = 32
 LOOKUP = {"min_ngram": 2, "max_ngram": 4, "max_model_len": 1 << 20, "k": DEPTH}

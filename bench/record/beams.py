@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from eagle3.head import Head
 from torch import Tensor, nn
 
 from bench.record.chains import Visible, attending_layer
+from training.eagle3.head import Head
 
 
 class Beams(NamedTuple):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from block_head.head import BLOCK, BlockHead
-from block_head.learning import stretch_of
-from eagle3.target import Answer, Target
 
 from bench.record.chains import Chains, greedy
+from training.block_head.head import BLOCK, BlockHead
+from training.block_head.learning import stretch_of
+from training.target import Answer, Target
 
 
 @torch.inference_mode()

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from eagle3.head import Attention, Head
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from training.eagle3.head import Attention, Head
 
 Visible = Callable[[Tensor, Tensor], Tensor]
 """(positions (M, 1), keys (1, N)) -> (M, N): which of the text's keys a position may see."""

@@ -37,6 +37,8 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import arguments as arguments_
 from outrider_runtime.vllm_plugin import launch
 
+from setup.drafts import SHIPPED_HEAD
+
 MODELS = Path.home() / ".cache/outrider/models"
 TARGET = MODELS / "smollm2-135m-instruct"
 POOR_DRAFT = MODELS / "smollm2-135m-first-layers"
@@ -44,7 +46,7 @@ SMALL = MODELS / "smollm2-135m-few-layers"
 """A target of six layers, for tests that ask nothing of an answer but that it stays the same: a fifth of the time."""
 SMALL_LAYERS = (1, 2, 4)
 """Layers of the small target that a head reads."""
-EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
+EAGLE_HEAD = SHIPPED_HEAD
 OUTPUT_TOKENS = 24
 """Default output tokens of a request; each has its full length."""
 CACHE_GIB = "1"

@@ -1,4 +1,4 @@
-"""A block head of `examples/train_block_head.py` is served as published, and proposes what training judges."""
+"""A block head of `training.block_head` is served as published, and proposes what training judges."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_head.checkpoint import load, save
-from block_head.head import BLOCK, BlockHead
-from block_head.learning import new_head
-from eagle3.target import Answer, Target
 
 from bench.record.blocks import of_block_head
 from tests.engine.engines import SMALL, block
 from tests.engine.ordered import ordered
 from tests.engine.test_block_drafts import PROMPTS, alone
+from training.block_head.checkpoint import load, save
+from training.block_head.head import BLOCK, BlockHead
+from training.block_head.learning import new_head
+from training.target import Answer, Target
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 ALIKE = 0.97

@@ -18,7 +18,7 @@ def obstacle(models: ModelPair) -> str:
     if models.draft.medusa_num_heads is None:
         return (
             f"{models.draft_location}/config.json has no {HEADS}: it is of {models.draft.names}; method "
-            "Medusa needs heads as examples/train_medusa.py writes them"
+            "Medusa needs heads as `python -m training.medusa` writes them"
         )
     return other_vocabulary(models) or _other_width(models)
 

@@ -11,8 +11,8 @@ from setup.steps import REPOSITORY
 from tests import documented_commands
 from tests.documented_commands import DOCS, PAGES, Runner, commands, commands_of, runner_of
 
-_MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
-_BENCHMARK = re.compile(r"make bench ONLY=([a-z_]+(?:\.[a-z_]+)*)")
+_MODULE = re.compile(r"python -m ([a-z_]\w*(?:\.[a-z_]\w*)*)")
+_BENCHMARK = re.compile(r"make bench ONLY=([a-z_]\w*(?:\.[a-z_]\w*)*)")
 _PROGRAM = re.compile(r"^(\$ |kubectl |helm |curl |make |docker |buildah |python|pip |\.venv/bin/|[A-Z]+=)")
 
 

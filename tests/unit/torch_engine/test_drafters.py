@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from eagle3.head import Head
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
@@ -36,6 +35,7 @@ from tests.unit.torch_engine.engines import (
     texts,
 )
 from tests.unit.torch_engine.models import VOCABULARY, write_head, write_medusa, write_pair
+from training.eagle3.head import Head
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_lookup_proposes_what_followed_longest_match() -> None:
 
 
 def test_eagle_head_proposes_as_in_training(models: Path) -> None:
-    """The reference is the head of examples/: fused states, rotations, and its own states after the first token."""
+    """The reference is training.eagle3's head: fused states, rotations, and its own states after the first token."""
     drafters: list[Any] = []
 
     def make(target: CachedModel, pool: KVPool) -> list[TorchDrafter]:

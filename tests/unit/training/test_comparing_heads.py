@@ -1,4 +1,4 @@
-"""examples/compare_heads.py: what it counts in an engine's steps, and what it refuses before an engine starts."""
+"""training.compare_heads: what it counts in an engine's steps, and what it refuses before an engine starts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_heads import acceptance, main, table_head, table_row
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose, trials
 
 from tests.unit.control import columns
+from training.compare_heads import acceptance, main, table_head, table_row
 
 
 def outcome(verified: int, accepted: int) -> Outcome:

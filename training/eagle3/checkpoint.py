@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from eagle3.head import Head
-from eagle3.target import CannotTrainError, Target
+from training.eagle3.head import Head
+from training.target import CannotTrainError, Target
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

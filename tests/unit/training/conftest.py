@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eagle3.target import Answer, Target
 
-from tests.unit.examples.tiny_target import prompts, tiny_target
+from tests.unit.training.tiny_target import prompts, tiny_target
+from training.target import Answer, Target
 
 
 @pytest.hookimpl(tryfirst=True)

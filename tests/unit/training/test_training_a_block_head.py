@@ -1,4 +1,4 @@
-"""examples/train_block_head.py on a tiny random target: it learns, and its blocks see what the serving engine's see."""
+"""training.block_head on a tiny random target: it learns, and its blocks see what the serving engine's see."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-import train_block_head
-from block_head import learning
-from block_head.checkpoint import load, save
-from block_head.head import BLOCK, MARKOV_RANK, BlockHead, looks_back, rotary
-from block_head.learning import acceptance, drawn_tokens, loss_of, new_head, stretch_of, together
-from eagle3.target import Answer, Target
 from outrider_runtime.drafters.draft_configs import typed_config
 from safetensors.torch import load_file
-from train_block_head import BLOCK_HEAD
-from train_eagle3 import Budget, Progress, Work, train
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bench.record.blocks import of_block_head
-from tests.unit.examples.tiny_target import DRAFTED, SHIPPED, VOCABULARY, prompts
+from setup.drafts import SHIPPED_HEAD
+from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, prompts
+from training.block_head import learning
+from training.block_head.__main__ import BLOCK_HEAD, main
+from training.block_head.checkpoint import load, save
+from training.block_head.head import BLOCK, MARKOV_RANK, BlockHead, looks_back, rotary
+from training.block_head.learning import acceptance, drawn_tokens, loss_of, new_head, stretch_of, together
+from training.budget import Budget, Progress
+from training.rounds import Work, train
+from training.target import Answer, Target
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +44,7 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("head")
     work = Work(BLOCK_HEAD, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train_eagle3.VOCABULARY_TOKENS", 1000)
+        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
         train(target, work, Progress(Budget(steps=60)))
     return folder
 
@@ -158,9 +159,9 @@ def test_training_goes_on_from_the_head_that_is_there(target, trained, tmp_path)
 
 @pytest.mark.parametrize(
     ("folder", "said"),
-    [(Path("/nowhere"), "holds no block head"), (SHIPPED, "proposes None tokens from the layers None")],
+    [(Path("/nowhere"), "holds no block head"), (SHIPPED_HEAD, "proposes None tokens from the layers None")],
 )
 def test_other_folders_are_refused_in_a_sentence(target, capsys, folder, said):
     arguments = ["--target", target.model.config._name_or_path, "--device=cpu", "--evaluate", str(folder)]
-    assert train_block_head.main(arguments) == 1
+    assert main(arguments) == 1
     assert said in capsys.readouterr().err

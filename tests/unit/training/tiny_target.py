@@ -1,4 +1,4 @@
-"""A tiny random target, its prompts, and the shipped head that a trained one is like."""
+"""A tiny random target and its prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SHIPPED = Path(__file__).parents[3] / "examples/models/smollm2-135m-eagle3"
 VOCABULARY, DRAFTED = 200, 64
 
 

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
-from eagle3.learning import draft_vocabulary, halves_pay, step
-from eagle3.target import Answer, Target
 from torch import Tensor
 
-from medusa.heads import Head, Heads
+from training.eagle3.learning import draft_vocabulary, halves_pay, step
+from training.medusa.heads import Head, Heads
+from training.target import Answer, Target
 
 DEPTH = 4
 DEPTH_WEIGHT = 0.8

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from eagle3.checkpoint import filled, parameters, read_head, write_head
-from eagle3.target import CannotTrainError, Target
 
-from block_head.head import BLOCK, MARKOV_RANK, READ, ROPE_THETA, BlockHead, inner_size
+from training.block_head.head import BLOCK, MARKOV_RANK, READ, ROPE_THETA, BlockHead, inner_size
+from training.eagle3.checkpoint import filled, parameters, read_head, write_head
+from training.target import CannotTrainError, Target
 
 COMPARED = "t2d"
 """EAGLE's name for the tokens that a head was trained on; vLLM leaves it unread."""

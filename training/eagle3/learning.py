@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from eagle3.head import Head
-from eagle3.target import Answer, Target
+from training.eagle3.head import Head
+from training.target import Answer, Target
 
 UNROLL = 4  # steps on the head's own output; the paper takes 7
 STEP_WEIGHT = 0.8  # of each step's loss against the one before: a later token counts only if those before it did

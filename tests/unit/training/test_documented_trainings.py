@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from eagle3.target import Target
 
 from tests.documented_commands import Command, Runner, commands_of
+from training.target import Target
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +33,10 @@ def test_documented_training_makes_a_head(
 ) -> None:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(home)
-    monkeypatch.setattr("train_eagle3.VOCABULARY_TOKENS", 500)  # tokens that are read before the first step
-    _python, program, *arguments = command.words
+    monkeypatch.setattr("training.budget.VOCABULARY_TOKENS", 500)  # tokens that are read before the first step
+    _python, _m, program, *arguments = command.words
     arguments = [_places(home, target).get(word, word) for word in arguments]
-    name = Path(program).stem
-    assert importlib.import_module(name).main([*arguments, *SIZES]) == 0
+    assert importlib.import_module(f"{program}.__main__").main([*arguments, *SIZES]) == 0
     if "--output" in arguments:
         head = Path(arguments[arguments.index("--output") + 1])
         assert (head / "model.safetensors").exists()

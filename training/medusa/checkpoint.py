@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import torch
-from eagle3.target import CannotTrainError, Target
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from medusa.heads import Heads
+from training.medusa.heads import Heads
+from training.target import CannotTrainError, Target
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

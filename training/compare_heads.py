@@ -1,10 +1,10 @@
 """How often the serving engine accepts what EAGLE-3 and block heads propose, on the same prompts
 (docs/how-to/train-a-draft.md).
 
-    python examples/compare_heads.py --target MODEL --prompts FILE HEAD [HEAD ...]
+    python -m training.compare_heads --target MODEL --prompts FILE HEAD [HEAD ...]
 
 Prints a table in Markdown. Each head gets an engine of its own, vLLM with Outrider's plugin as it serves, pinned to one
-draft length. What it verified and accepted is counted by position. `--evaluate` of the training examples asks the
+draft length. What it verified and accepted is counted by position. `--evaluate` of the training programs runs the
 trainer's own code instead.
 """
 
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from eagle3.target import CannotTrainError
 from outrider_crds.draft_pool import BlockDraft, DrafterSpec, DraftMethod, NeuralDraft
 from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
 from outrider_crds.runtime_config import BootConfig, HotConfig
@@ -33,8 +32,13 @@ from outrider_runtime.loop.steps import FinishedStep
 from outrider_runtime.model_config import UnreadableConfigError, read_config
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch
-from train_eagle3 import by_position, positive, read_prompts, tokens_a_step
 
+from training.acceptance_figures import by_position, tokens_a_step
+from training.command_line import positive
+from training.prompts import read_prompts
+from training.target import CannotTrainError
+
+PROGRAM = "training.compare_heads"
 DRAFTER = "head"
 ALONE, RESULT = "--alone", "ACCEPTANCE "
 LONGEST_PROMPT = 2000
@@ -70,7 +74,7 @@ def measure(target: Path, head: Path, work: Work) -> list[float]:
         raise CannotTrainError(f"{head} cannot be served: {plan.pool.dropped[DRAFTER]}")
     environment = {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     launch.prepare(plan, environment)
-    command = [sys.executable, __file__, ALONE]
+    command = [sys.executable, "-m", PROGRAM, ALONE]
     ended = subprocess.run(
         command, env=environment, input=json.dumps(work), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -150,7 +154,7 @@ def local(folder: Path) -> ModelRef:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="compare_heads.py", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", type=Path, required=True, help="folder of the model that the heads draft for")
     parser.add_argument("--prompts", type=Path, required=True, help="a prompt a line, or Spec-Bench's JSON lines")
     parser.add_argument("--count", type=positive(int), default=24, help="prompts, spread over the file (default 24)")

@@ -1,4 +1,4 @@
-"""examples/train_eagle3.py on a tiny random target: it learns, and writes what vLLM's loader reads."""
+"""training.eagle3 on a tiny random target: it learns, and writes what vLLM's loader reads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import train_eagle3
-from eagle3.checkpoint import load
-from eagle3.head import Head
-from eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
-from eagle3.target import Answer, Target, fused_layers, sample
 from safetensors.torch import load_file
-from train_eagle3 import DEMO_PROMPTS, EAGLE3, Budget, Progress, Work, alike, main, split, train
 
-from tests.unit.examples.tiny_target import DRAFTED, SHIPPED, VOCABULARY, prompts
+from setup.drafts import SHIPPED_HEAD
+from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, prompts
+from training.budget import Budget, Progress
+from training.eagle3.__main__ import EAGLE3, main
+from training.eagle3.checkpoint import load
+from training.eagle3.head import Head
+from training.eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
+from training.prompts import DEMO_PROMPTS, split
+from training.rounds import Work, draw_alike, train
+from training.target import Answer, Target, fused_layers, sample
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("head")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_eagle3, "VOCABULARY_TOKENS", 1000)
+        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
         train(target, work(held_out, folder), Progress(Budget(steps=48)))
     return folder
 
@@ -49,7 +52,7 @@ def test_training_raises_acceptance_on_held_out_answers(target, held_out, traine
 
 def test_the_folder_has_what_vllm_loads(trained):
     """Names, types and shapes as in the shipped head, which vLLM loads; each size is the target's own."""
-    ours, shipped = load_file(trained / "model.safetensors"), load_file(SHIPPED / "model.safetensors")
+    ours, shipped = load_file(trained / "model.safetensors"), load_file(SHIPPED_HEAD / "model.safetensors")
     sizes = {
         576: 64, 1152: 128, 1728: 192, 1536: 128, 192: 32, 8192: DRAFTED, 49152: VOCABULARY
     }  # fmt: skip
@@ -58,7 +61,7 @@ def test_the_folder_has_what_vllm_loads(trained):
     }
     assert (ours["d2t"].dtype, ours["t2d"].dtype) == (shipped["d2t"].dtype, shipped["t2d"].dtype)
     assert ours["t2d"].nonzero().flatten().tolist() == (ours["d2t"] + torch.arange(DRAFTED)).tolist()
-    config, expected = (json.loads((folder / "config.json").read_text()) for folder in (trained, SHIPPED))
+    config, expected = (json.loads((folder / "config.json").read_text()) for folder in (trained, SHIPPED_HEAD))
     assert config["architectures"] == expected["architectures"]
     assert (config["num_hidden_layers"], config["draft_vocab_size"], config["vocab_size"]) == (1, DRAFTED, VOCABULARY)
     assert (trained / "model.safetensors").stat().st_mode & 0o044 == 0o044
@@ -86,7 +89,7 @@ def test_reading_an_answer_is_drafting_it(target, held_out, trained):
 def test_round_has_prompts_of_like_length_and_all_get_a_turn():
     """A batch is as long as its longest prompt: padding took more time than the answers."""
     lengths, chooser = list(range(1, 65)), random.Random(0)
-    rounds = [[len(text) for text in alike([[5] * length for length in lengths], 8, chooser)] for _ in range(200)]
+    rounds = [[len(text) for text in draw_alike([[5] * length for length in lengths], 8, chooser)] for _ in range(200)]
     assert {len(sizes) for sizes in rounds} == {8}
     assert sum(max(sizes) - min(sizes) for sizes in rounds) / len(rounds) < 64 / 4
     assert {length for sizes in rounds for length in sizes} == set(lengths)
@@ -168,7 +171,7 @@ def test_held_out_prompts_are_never_trained_on():
         (["--target", "{target}", "--prompts", "{tmp}/broken"], "broken:2: a JSON line needs the prompt"),
         (["--target", "{target}", "--output", "{tmp}/empty"], "cannot be written"),
         (["--target", "{target}", "--evaluate", "{tmp}"], "holds no EAGLE-3 head"),
-        (["--target", "{target}", "--evaluate", str(SHIPPED)], "is for another target"),
+        (["--target", "{target}", "--evaluate", str(SHIPPED_HEAD)], "is for another target"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arguments, said):

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from eagle3.learning import (
+from torch import Tensor
+from torch.nn import functional
+
+from training.block_head.head import BLOCK, MARKOV_RANK, READ, Attention, BlockHead, looks_back
+from training.eagle3.learning import (
     FIRST_NORM,
     STEP_WEIGHT,
     begin_at_random,
@@ -17,11 +21,7 @@ from eagle3.learning import (
     step,
     token_expectations,
 )
-from eagle3.target import Answer, Target
-from torch import Tensor
-from torch.nn import functional
-
-from block_head.head import BLOCK, MARKOV_RANK, READ, Attention, BlockHead, looks_back
+from training.target import Answer, Target
 
 STRETCH = 64
 """Successive blocks of each answer that a step trains on: their context is projected once."""

@@ -1,4 +1,4 @@
-"""examples/train_medusa.py on a tiny random target: it learns, and the Torch backend proposes what it trained."""
+"""training.medusa on a tiny random target: it learns, and the Torch backend proposes what it trained."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from eagle3.target import Answer, Target
-from medusa.checkpoint import load
-from medusa.heads import Heads
-from medusa.learning import DEPTH, accepted, answered, figures, linear_guess, loss_of, new_heads, ranked, tree
 from outrider_runtime.torch_engine.drafts import medusa_drafter
 from outrider_runtime.torch_engine.model_runner import CachedModel
 from outrider_runtime.torch_engine.token_sampling import Row
 from safetensors.torch import load_file
-from train_eagle3 import Budget, Progress, Work, train
-from train_medusa import MEDUSA, figure
 
-from tests.unit.examples.tiny_target import DRAFTED, prompts
 from tests.unit.torch_engine.engines import CPU, GREEDY
+from tests.unit.training.tiny_target import DRAFTED, prompts
+from training.budget import Budget, Progress
+from training.medusa.__main__ import MEDUSA, figure
+from training.medusa.checkpoint import load
+from training.medusa.heads import Heads
+from training.medusa.learning import DEPTH, accepted, answered, figures, linear_guess, loss_of, new_heads, ranked, tree
+from training.rounds import Work, train
+from training.target import Answer, Target
 
 
 def at_random(target: Target, answers: list[Answer]) -> Heads:
@@ -38,7 +39,7 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("heads")
     work = Work(MEDUSA, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train_eagle3.VOCABULARY_TOKENS", 1000)
+        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
         train(target, work, Progress(Budget(steps=60)), at_random(target, held_out))
     return folder
 

@@ -1,0 +1,1 @@
+"""EAGLE-3 heads: the head, how it learns, how it is written, and the program that trains it."""
