@@ -88,6 +88,7 @@ class ConditionReason(StrEnum):
     # SpeculationActive
     PAYS = "Pays"
     NOT_WORTH_IT = "NotWorthIt"
+    MEASURED_SLOWER = "MeasuredSlower"
     OFF = "Off"
     NO_DRAFTER = "NoDrafter"
     NO_TRAFFIC = "NoTraffic"

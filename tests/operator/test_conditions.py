@@ -59,7 +59,7 @@ ROWS = {
     "loses": Row(
         {**TRAFFIC, "speedup": 0.8, "attained_percent": 20, "reckless": 1},
         expected=(
-            ("SpeculationActive", "False", "NotWorthIt", "speed-up is 0.8x"),
+            ("SpeculationActive", "False", "MeasuredSlower", "speed-up is 0.8x"),
             ("GoodputHealthy", "False", "BelowBaseline", 'speculation.mode: "Off"'),
             ("SLOAttained", "False", "Missed", "% (objective 90%); batch "),
             ("Ready", "True", "EndpointReady", ""),

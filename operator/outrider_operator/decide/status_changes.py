@@ -106,6 +106,7 @@ _WELCOME_WHEN_FALSE = frozenset(
         ConditionReason.SCALED_TO_ZERO,
         ConditionReason.OFF,
         ConditionReason.NOT_WORTH_IT,
+        ConditionReason.MEASURED_SLOWER,
         ConditionReason.LEARNING,
     }
     | {

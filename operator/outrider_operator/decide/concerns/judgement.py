@@ -89,7 +89,7 @@ def _use(figures: WindowCounts, *, active: bool) -> Verdict:
     return (
         true(ConditionReason.PAYS, used)
         if gain is None or gain.high >= 1
-        else false(ConditionReason.NOT_WORTH_IT, used)
+        else false(ConditionReason.MEASURED_SLOWER, used)
     )
 
 
@@ -173,7 +173,7 @@ def _without_figures(behaviour: MeasuredBehaviour) -> Verdict:
     last = behaviour.last_condition(ConditionType.SPECULATION_ACTIVE)
     if (
         last is not None
-        and last.reason in (ConditionReason.PAYS, ConditionReason.NOT_WORTH_IT)
+        and last.reason in (ConditionReason.PAYS, ConditionReason.NOT_WORTH_IT, ConditionReason.MEASURED_SLOWER)
         and behaviour.between_windows
     ):
         return Verdict(last.status, ConditionReason(last.reason), last.message)

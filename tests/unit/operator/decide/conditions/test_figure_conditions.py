@@ -113,7 +113,7 @@ def test_restarted_operator_keeps_figures_until_it_has_measured(serving: World) 
     [
         (GOOD, "True/Pays"),
         (figures(drafters={"pld": drafter(30, 10, 20)}), "False/NotWorthIt"),
-        (BAD, "False/NotWorthIt"),
+        (BAD, "False/MeasuredSlower"),
         (QUIET, "Unknown/NoTraffic"),
         (None, "Unknown/Measuring"),
     ],
