@@ -368,19 +368,19 @@ def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> 
 
 def test_every_alert_has_its_section_in_the_runbook(any_cluster: Kubectl, tmp_path: Path) -> None:
     """An operator on call follows runbook_url; the sections and the alerts are the same set."""
-    runbook = REPOSITORY / "docs" / "how-to" / "troubleshoot.md"
-    headings = re.findall(r"^### (Outrider\w+)$", runbook.read_text(), re.MULTILINE)
+    runbook = REPOSITORY / "docs" / "reference" / "alerts.md"
+    headings = re.findall(r"^## (Outrider\w+)$", runbook.read_text(), re.MULTILINE)
     (rules,) = [o for o in rendered(any_cluster, tmp_path, EVERYTHING) if o["kind"] == "PrometheusRule"]
     alerts = {alert["alert"]: alert for group in rules["spec"]["groups"] for alert in group["rules"]}
     assert list(alerts) == headings
     for alert in alerts.values():
         assert set(alert["annotations"]) == {"summary", "runbook"}, "a link that leads nowhere helps nobody at night"
-    linked = {"prometheusRule": {"enabled": True, "runbookUrl": "https://docs.example.com/troubleshoot/"}}
+    linked = {"prometheusRule": {"enabled": True, "runbookUrl": "https://docs.example.com/alerts/"}}
     (rules,) = [o for o in rendered(any_cluster, tmp_path, linked) if o["kind"] == "PrometheusRule"]
     for alert in (alert for group in rules["spec"]["groups"] for alert in group["rules"]):
-        assert alert["annotations"]["runbook_url"] == f"https://docs.example.com/troubleshoot/#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == f"https://docs.example.com/alerts/#{alert['alert'].lower()}"
     with pytest.raises(ClusterError, match="runbookUrl"):
-        rendered(any_cluster, tmp_path, {"prometheusRule": {"enabled": True, "runbookUrl": "docs/troubleshoot.md"}})
+        rendered(any_cluster, tmp_path, {"prometheusRule": {"enabled": True, "runbookUrl": "docs/alerts.md"}})
 
 
 def test_every_alert_is_fired_in_the_rule_test() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's folder: it has the prompts, and gets the heads."""
     home = tmp_path_factory.mktemp("home")
     (home / "mine.txt").write_text("\n".join(PROMPTS))
-    (home / "spec_bench.jsonl").write_text("\n".join(json.dumps({"turns": [prompt]}) for prompt in PROMPTS))
     return home
 
 
@@ -45,8 +43,8 @@ def test_documented_training_makes_a_head(
 def _places(home: Path, target: Target) -> dict[str, str]:
     """The reader's folder -> where it is here. The other head is the one that the page's first command made."""
     names = ("my-llama-eagle3", "my-llama-medusa", "my-llama-block")
-    targets = dict.fromkeys(("~/my-llama", "~/.cache/outrider/models/smollm2-135m-instruct"), _folder_of(target))
-    return {**targets, **{f"~/{name}": str(home / name) for name in names}, "~/another-head": str(home / names[0])}
+    heads = {f"~/{name}": str(home / name) for name in names}
+    return {**heads, "~/my-llama": _folder_of(target), "~/another-head": str(home / names[0])}
 
 
 def _folder_of(target: Target) -> str:
