@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from outrider_crds.base import digest
 from outrider_crds.status import SpeculativeServiceStatus
@@ -110,14 +111,11 @@ class Plan:
         refused = {refusal.write for refusal in refusals}
         if not refused:
             return self
-        return replace(
-            self,
-            create=tuple(write for write in self.create if fingerprint(write) not in refused),
-            apply=tuple(write for write in self.apply if fingerprint(write) not in refused),
-            adopt=tuple(write for write in self.adopt if fingerprint(write) not in refused),
-            annotate=tuple(write for write in self.annotate if fingerprint(write) not in refused),
-            delete=tuple(write for write in self.delete if fingerprint(write) not in refused),
-        )
+        kinds = ("create", "apply", "adopt", "annotate", "delete")
+        kept: dict[str, Any] = {
+            kind: tuple(write for write in getattr(self, kind) if fingerprint(write) not in refused) for kind in kinds
+        }
+        return replace(self, **kept)
 
 
 def component_of(write: Write) -> str:

@@ -7,21 +7,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from outrider_operator import cluster_model
 from outrider_operator.cluster.api_error import UNREACHABLE, ApiError
 from outrider_operator.cluster.cache import ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    FIELD_MANAGER,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    PROFILE,
-    PROFILING,
-    SERVICE_LABEL,
-    SHARED_PROFILE,
-    ApiRefusal,
-    Object,
-)
+from outrider_operator.cluster_model import Object
 from outrider_operator.decide.drift import difference
 from outrider_operator.kinds import CHILDREN, POD, ResourceKind, child_kind, kind_of
 from outrider_operator.plan import Adoption, Delete, Plan, Write, component_of, fingerprint
@@ -40,7 +30,7 @@ class ObserveAgain(Exception):  # noqa: N818 - not an error, but a reason to obs
 class ApplyOutcome:
     """Result of carrying out a plan."""
 
-    refused: tuple[ApiRefusal, ...]
+    refused: tuple[cluster_model.ApiRefusal, ...]
     """Writes that the API server refused, or that admission changed."""
     stopped: Exception | None = None
     """Error that prevented the remaining writes: ObserveAgain, ApiError or one of UNREACHABLE."""
@@ -57,7 +47,7 @@ class Applier:
 
     async def carry_out(self, plan: Plan, namespace: str, *, patient: bool = True) -> ApplyOutcome:
         """Carry out the writes one by one. patient: a busy API server stops the plan; else that counts as a refusal."""
-        refused: list[ApiRefusal] = []
+        refused: list[cluster_model.ApiRefusal] = []
         try:
             for write, kind, name, action in self._actions(plan, namespace):
                 if (answer := await _answer(write, kind, name, action(), patient=patient)) is not None:
@@ -110,7 +100,7 @@ class Applier:
 
     async def _claim(self, kind: ResourceKind, live: Object) -> Object:
         """Let later applies remove fields that the create wrote. Needed once per object. Returns its new state."""
-        fields = claimed(live["metadata"].get("managedFields") or [], FIELD_MANAGER)
+        fields = claimed(live["metadata"].get("managedFields") or [], cluster_model.FIELD_MANAGER)
         if fields is None:
             return live
         names = ("name", "namespace", "uid", "resourceVersion")
@@ -154,13 +144,13 @@ class Applier:
 
     def _remember(self, kind: ResourceKind, document: Object) -> None:
         """Add the object to the cache, if the watch (which selects by label) will keep it up to date."""
-        if kind in CHILDREN and label(document, MANAGED_BY_LABEL) == MANAGER:
+        if kind in CHILDREN and label(document, cluster_model.MANAGED_BY_LABEL) == cluster_model.MANAGER:
             self._cache.wrote(kind, document)
 
 
 async def _answer(
     write: Write, kind: str, name: str, action: Coroutine[None, None, str], *, patient: bool
-) -> ApiRefusal | None:
+) -> cluster_model.ApiRefusal | None:
     """Carry out one write. Returns its refusal, so that the other writes and the status are still written.
 
     Only a busy API server stops the plan.
@@ -173,10 +163,12 @@ async def _answer(
         if error.conflict:  # with another writer of the object, or of the quota that counts it
             raise ObserveAgain(error.message) from None
         logger.warning("%s %s was refused: %s", kind, name, error)
-        return ApiRefusal(kind, name, component_of(write), error.message or str(error), fingerprint(write))
+        return cluster_model.ApiRefusal(
+            kind, name, component_of(write), error.message or str(error), fingerprint(write)
+        )
     if rewritten:
         logger.warning("%s %s was changed by admission: %s", kind, name, rewritten)
-        return ApiRefusal(kind, name, component_of(write), rewritten, fingerprint(write), is_stored=True)
+        return cluster_model.ApiRefusal(kind, name, component_of(write), rewritten, fingerprint(write), is_stored=True)
     return None
 
 
@@ -192,8 +184,12 @@ def _is_seen(kind: ResourceKind, existing: Object, document: Object) -> bool:
 
     Decisions find children by the service label, and shared Jobs and profiles by the component label.
     """
-    shared = component(document) in (PROFILING, PROFILE, SHARED_PROFILE)
-    names = (MANAGED_BY_LABEL, COMPONENT_LABEL, *(() if shared else (SERVICE_LABEL,)))
+    shared = component(document) in (cluster_model.PROFILING, cluster_model.PROFILE, cluster_model.SHARED_PROFILE)
+    names = (
+        cluster_model.MANAGED_BY_LABEL,
+        cluster_model.COMPONENT_LABEL,
+        *(() if shared else (cluster_model.SERVICE_LABEL,)),
+    )
     labelled = all(label(existing, name) == label(document, name) for name in names)
     return labelled and not isinstance(admit(kind, existing), InvalidInput)
 

@@ -7,29 +7,12 @@ import ipaddress
 from collections.abc import Container
 from dataclasses import dataclass
 
+from outrider_operator import cluster_model
 from outrider_operator.cluster.cache import Key, ObjectCache
-from outrider_operator.cluster_model import (
-    GROUPS_LABEL,
-    SERVICE_LABEL,
-    SERVING,
-    WORKER,
-    Object,
-    canary_name,
-    groups_name,
-)
+from outrider_operator.cluster_model import Object
 from outrider_operator.decide.ownership import selector
 from outrider_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, REPLICA_SET, SERVICE, STATEFUL_SET
-from outrider_operator.validation.reading import (
-    component,
-    controller_of,
-    controller_uid,
-    is_true,
-    labels_of,
-    name_of,
-    namespace_of,
-    text,
-    uid_of,
-)
+from outrider_operator.validation import reading
 
 
 @dataclass(frozen=True)
@@ -44,11 +27,11 @@ class ServingPod:
 
 def serving_pod(document: Object) -> ServingPod:
     return ServingPod(
-        namespace=namespace_of(document),
-        name=name_of(document),
-        uid=uid_of(document),
-        address=_address(text(document, "status", "podIP")),
-        ready=is_true(document, "Ready"),
+        namespace=reading.namespace_of(document),
+        name=reading.name_of(document),
+        uid=reading.uid_of(document),
+        address=_address(reading.text(document, "status", "podIP")),
+        ready=reading.is_true(document, "Ready"),
     )
 
 
@@ -78,44 +61,52 @@ class ServingPods:
         """The serving pods of `key`, as Kubernetes objects."""
         labelled = self._labelled(key)
         made_by = self._replica_sets(key) | self._leaders(key) if labelled else frozenset()
-        return tuple(pod for pod in labelled if controller_uid(pod) in made_by and component(pod) == SERVING)
+        return tuple(
+            pod
+            for pod in labelled
+            if reading.controller_uid(pod) in made_by and reading.component(pod) == cluster_model.SERVING
+        )
 
     def workers(self, key: Key) -> tuple[Object, ...]:
         """The other pods of each group. Their StatefulSet belongs to the group's leader."""
-        labelled = tuple(pod for pod in self._labelled(key) if component(pod) == WORKER)
+        labelled = tuple(pod for pod in self._labelled(key) if reading.component(pod) == cluster_model.WORKER)
         if not labelled:
             return ()
-        leaders = {uid_of(pod) for pod in self.documents(key)}
-        sets = self._cache.labelled(STATEFUL_SET, key.namespace, GROUPS_LABEL, groups_name(key.name))
-        made_by = {uid_of(made) for made in sets if controller_uid(made) in leaders}
-        return tuple(pod for pod in labelled if controller_uid(pod) in made_by)
+        leaders = {reading.uid_of(pod) for pod in self.documents(key)}
+        sets = self._cache.labelled(
+            STATEFUL_SET, key.namespace, cluster_model.GROUPS_LABEL, cluster_model.groups_name(key.name)
+        )
+        made_by = {reading.uid_of(made) for made in sets if reading.controller_uid(made) in leaders}
+        return tuple(pod for pod in labelled if reading.controller_uid(pod) in made_by)
 
     def has_groups(self, key: Key) -> bool:
         """Is there a StatefulSet of a LeaderWorkerSet with the name of the service's?"""
         return bool(self._leaders(key))
 
     def _labelled(self, key: Key) -> tuple[Object, ...]:
-        return self._cache.labelled(POD, key.namespace, SERVICE_LABEL, key.name)
+        return self._cache.labelled(POD, key.namespace, cluster_model.SERVICE_LABEL, key.name)
 
     def _replica_sets(self, key: Key) -> frozenset[str]:
         """uids of the ReplicaSets of the service's Deployments, including those that one is about to adopt."""
-        names = (key.name, canary_name(key.name))
-        deployments = {uid_of(self._cache.get(DEPLOYMENT, key.namespace, name) or {}) for name in names}
-        replica_sets = self._cache.labelled(REPLICA_SET, key.namespace, SERVICE_LABEL, key.name)
+        names = (key.name, cluster_model.canary_name(key.name))
+        deployments = {reading.uid_of(self._cache.get(DEPLOYMENT, key.namespace, name) or {}) for name in names}
+        replica_sets = self._cache.labelled(REPLICA_SET, key.namespace, cluster_model.SERVICE_LABEL, key.name)
         return frozenset(
-            uid_of(replica_set) for replica_set in replica_sets if _makes_pods_of(replica_set, key.name, deployments)
+            reading.uid_of(replica_set)
+            for replica_set in replica_sets
+            if _makes_pods_of(replica_set, key.name, deployments)
         )
 
     def _leaders(self, key: Key) -> frozenset[str]:
         """uid of the StatefulSet that makes the leaders: the one that the LeaderWorkerSet itself controls."""
-        name = groups_name(key.name)
+        name = cluster_model.groups_name(key.name)
         made = self._cache.get(STATEFUL_SET, key.namespace, name)
-        owner = controller_of(made or {})
-        is_leaders = (text(owner, "kind"), text(owner, "name")) == (LEADER_WORKER_SET.kind, name)
-        return frozenset({uid_of(made)}) if made is not None and is_leaders else frozenset()
+        owner = reading.controller_of(made or {})
+        is_leaders = (reading.text(owner, "kind"), reading.text(owner, "name")) == (LEADER_WORKER_SET.kind, name)
+        return frozenset({reading.uid_of(made)}) if made is not None and is_leaders else frozenset()
 
 
 def _makes_pods_of(replica_set: Object, service: str, deployments: Container[str]) -> bool:
     """Does `replica_set` belong to one of `deployments`? A Deployment adopts ReplicaSets that its selector matches."""
-    owner = controller_uid(replica_set)
-    return owner in deployments if owner else selector(service).items() <= labels_of(replica_set).items()
+    owner = reading.controller_uid(replica_set)
+    return owner in deployments if owner else selector(service).items() <= reading.labels_of(replica_set).items()

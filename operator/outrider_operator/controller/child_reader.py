@@ -15,47 +15,15 @@ from outrider_crds.conditions import find_condition
 from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.status import ConditionReason, ConditionType
 
+from outrider_operator import cluster_model, kinds
 from outrider_operator.cluster.api_error import ApiError
 from outrider_operator.cluster.cache import Key, ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi, some_if_possible
-from outrider_operator.cluster_model import (
-    JOB_NAME_LABEL,
-    SERVICE_LABEL,
-    KindAccess,
-    Object,
-    canary_names,
-    child_names,
-    groups_name,
-    is_over_nodes,
-    picker_name,
-    read_status,
-)
+from outrider_operator.cluster_model import KindAccess, Object
 from outrider_operator.decide.pods.job_pods import is_finished, pod_of
 from outrider_operator.decide.pods.pod_troubles import is_being_created
-from outrider_operator.kinds import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    EVENT,
-    INFERENCE_POOL,
-    KUBERNETES_SERVICE,
-    LEADER_WORKER_SET,
-    NETWORK_POLICY,
-    ResourceKind,
-    child_kind,
-)
+from outrider_operator.validation import reading
 from outrider_operator.validation.objects import bounded, trimmed
-from outrider_operator.validation.reading import (
-    InvalidInput,
-    condition_of,
-    controller_uid,
-    created_s,
-    dig,
-    label,
-    name_of,
-    text,
-    uid_of,
-    unix_seconds,
-)
 
 Documents = Mapping[tuple[str, str], Object]
 """(kind, name) -> object."""
@@ -84,31 +52,33 @@ class ChildReader:
     def labelled(self, key: Key) -> dict[tuple[str, str], Object]:
         """The children that have the service's label. Makes no request."""
         return {
-            (kind.kind, name_of(child)): child
-            for kind in (CONFIG_MAP, DEPLOYMENT, NETWORK_POLICY)
-            for child in self._cache.labelled(kind, key.namespace, SERVICE_LABEL, key.name)
+            (kind.kind, reading.name_of(child)): child
+            for kind in (kinds.CONFIG_MAP, kinds.DEPLOYMENT, kinds.NETWORK_POLICY)
+            for child in self._cache.labelled(kind, key.namespace, cluster_model.SERVICE_LABEL, key.name)
         }
 
     async def named(self, key: Key, service: Object) -> dict[tuple[str, str], Object]:
         """The children with fixed names, which may lack the label that watches select by."""
-        is_canary = dig(service, "spec", "rollout", "strategy") == RolloutStrategy.DRAFT_CANARY
-        names = (*child_names(key.name), *(canary_names(key.name) if is_canary else ()))
-        return await self._present(key.namespace, [(child_kind(kind), name) for kind, name in names])
+        is_canary = reading.dig(service, "spec", "rollout", "strategy") == RolloutStrategy.DRAFT_CANARY
+        names = (*cluster_model.child_names(key.name), *(cluster_model.canary_names(key.name) if is_canary else ()))
+        return await self._present(key.namespace, [(kinds.child_kind(kind), name) for kind, name in names])
 
     async def gateway(self, key: Key, service: Object) -> Foreign:
         """The InferencePool of the service's name, and the picker's Service; no watch brings either."""
         if not _concerns_a_pool(service):
             return Foreign()
-        picker = picker_name(key.name, dig(service, "spec", "gateway", "endpointPicker"))
-        return await self._foreign(key.namespace, (INFERENCE_POOL, key.name), (KUBERNETES_SERVICE, picker))
+        picker = cluster_model.picker_name(key.name, reading.dig(service, "spec", "gateway", "endpointPicker"))
+        return await self._foreign(key.namespace, (kinds.INFERENCE_POOL, key.name), (kinds.KUBERNETES_SERVICE, picker))
 
     async def groups(self, key: Key, service: Object, *, has_groups: bool) -> Foreign:
         """The service's LeaderWorkerSet, and the headless Service of its name. No watch brings either: LWS may not be
         installed, and it makes the Service without a label of ours."""
-        if not (has_groups or is_over_nodes(service) or read_status(service).nodes is not None):
+        if not (
+            has_groups or cluster_model.is_over_nodes(service) or cluster_model.read_status(service).nodes is not None
+        ):
             return Foreign()
-        name = groups_name(key.name)
-        return await self._foreign(key.namespace, (LEADER_WORKER_SET, name), (KUBERNETES_SERVICE, name))
+        name = cluster_model.groups_name(key.name)
+        return await self._foreign(key.namespace, (kinds.LEADER_WORKER_SET, name), (kinds.KUBERNETES_SERVICE, name))
 
     async def read(self, namespace: str, names: Iterable[str]) -> None:
         """Read the contents of ConfigMaps into the cache for the next decision."""
@@ -119,19 +89,19 @@ class ChildReader:
         at = asyncio.get_running_loop().time()
         self._policies = {name: kept for name, kept in self._policies.items() if at - kept[0] < _POLICIES_FOR_S}
         if namespace not in self._policies:
-            documents = await some_if_possible(self._api, NETWORK_POLICY, namespace, pages=_POLICY_PAGES) or ()
-            policies = (bounded(NETWORK_POLICY, document) for document in documents)
-            self._policies[namespace] = at, tuple(it for it in policies if not isinstance(it, InvalidInput))
+            documents = await some_if_possible(self._api, kinds.NETWORK_POLICY, namespace, pages=_POLICY_PAGES) or ()
+            policies = (bounded(kinds.NETWORK_POLICY, document) for document in documents)
+            self._policies[namespace] = at, tuple(it for it in policies if not isinstance(it, reading.InvalidInput))
         return self._policies[namespace][1]
 
     async def _read(self, namespace: str, name: str) -> None:
-        document = await self._api.get(CONFIG_MAP, namespace, name)
+        document = await self._api.get(kinds.CONFIG_MAP, namespace, name)
         if document is not None:
-            self._cache.completed(CONFIG_MAP, document)
-        elif (known := self._cache.get(CONFIG_MAP, namespace, name)) is not None:
-            self._cache.gone(CONFIG_MAP, known)
+            self._cache.completed(kinds.CONFIG_MAP, document)
+        elif (known := self._cache.get(kinds.CONFIG_MAP, namespace, name)) is not None:
+            self._cache.gone(kinds.CONFIG_MAP, known)
 
-    async def _foreign(self, namespace: str, *names: tuple[ResourceKind, str]) -> Foreign:
+    async def _foreign(self, namespace: str, *names: tuple[kinds.ResourceKind, str]) -> Foreign:
         """The objects with these names, if the first one's kind is installed and may be read."""
         try:
             if not await self._api.serves(names[0][0]):
@@ -143,14 +113,14 @@ class ChildReader:
             raise
 
     async def _present(
-        self, namespace: str, names: Iterable[tuple[ResourceKind, str]]
+        self, namespace: str, names: Iterable[tuple[kinds.ResourceKind, str]]
     ) -> dict[tuple[str, str], Object]:
         names = tuple(names)
         documents = await asyncio.gather(*(self._child(kind, namespace, name) for kind, name in names))
         by_name = zip(names, documents, strict=True)
         return {(kind.kind, name): document for (kind, name), document in by_name if document is not None}
 
-    async def _child(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
+    async def _child(self, kind: kinds.ResourceKind, namespace: str, name: str) -> Object | None:
         """The child, trimmed as in the cache. One that the cache lacks is absent, or validation rejected it."""
         if (known := self._cache.get(kind, namespace, name)) is not None:
             return known
@@ -160,9 +130,9 @@ class ChildReader:
 
 def _concerns_a_pool(service: Object) -> bool:
     """Does it ask for an InferencePool, or may one of its own be left?"""
-    if dig(service, "spec", "gateway", "inferencePool") is True:
+    if reading.dig(service, "spec", "gateway", "inferencePool") is True:
         return True
-    said = find_condition(read_status(service).conditions, ConditionType.INFERENCE_POOL_READY)
+    said = find_condition(cluster_model.read_status(service).conditions, ConditionType.INFERENCE_POOL_READY)
     return said is not None and said.reason != ConditionReason.NOT_REQUESTED
 
 
@@ -186,13 +156,15 @@ async def read_sentences(
 ) -> dict[str, str]:
     """Name -> sentence that `read` finds in the events of `subjects` that have waited for long."""
     sentences: dict[str, str] = {}
-    late = [subject for subject in subjects if time.time() - created_s(subject) >= _LATE_S]
+    late = [subject for subject in subjects if time.time() - reading.created_s(subject) >= _LATE_S]
     for subject in late[:_MAX_READS]:
-        events = await some_if_possible(api, EVENT, namespace, fields=f"involvedObject.uid={uid_of(subject)}")
+        events = await some_if_possible(
+            api, kinds.EVENT, namespace, fields=f"involvedObject.uid={reading.uid_of(subject)}"
+        )
         if events is None:
             break
         if sentence := read(events, subject):
-            sentences[name_of(subject)] = sentence
+            sentences[reading.name_of(subject)] = sentence
     return sentences
 
 
@@ -201,8 +173,10 @@ def current_warning(events: Iterable[Object], subject: Object) -> str:
 
     Warnings that no longer apply are ignored: the pod has a node now, or its volume could be mounted after all.
     """
-    placed = condition_of(subject, "PodScheduled")
-    since_s = unix_seconds(text(placed, "lastTransitionTime")) if placed.get("status") == "True" else None
+    placed = reading.condition_of(subject, "PodScheduled")
+    since_s = (
+        reading.unix_seconds(reading.text(placed, "lastTransitionTime")) if placed.get("status") == "True" else None
+    )
     current = [event for event in events if since_s is None or not _is_over(event, since_s)]
     newest = max(current, key=lambda event: (_event_s(event), event.get("type") == "Warning"), default={})
     is_warning = newest.get("type") == "Warning"
@@ -219,15 +193,15 @@ def without_container(pods: Iterable[Object], jobs: list[Object], job_pods: Iter
     """Pods without a container and Jobs without a pod: only their events tell what delays them."""
     by_job: defaultdict[str, list[Object]] = defaultdict(list)  # an index, since users may create thousands of both
     for pod in job_pods:
-        by_job[label(pod, JOB_NAME_LABEL)].append(pod)
-    mine = {uid_of(job) for job in jobs}
-    created = [*pods, *(pod for pod in job_pods if controller_uid(pod) in mine)]
-    podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[name_of(job)]) is None]
+        by_job[reading.label(pod, cluster_model.JOB_NAME_LABEL)].append(pod)
+    mine = {reading.uid_of(job) for job in jobs}
+    created = [*pods, *(pod for pod in job_pods if reading.controller_uid(pod) in mine)]
+    podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[reading.name_of(job)]) is None]
     return [*(pod for pod in created if is_being_created(pod)), *podless]
 
 
 def _is_of_autoscaler(event: Object) -> bool:
-    reporter = dig(event, "source", "component") or event.get("reportingComponent")
+    reporter = reading.dig(event, "source", "component") or event.get("reportingComponent")
     return event.get("reason") in _NODE_IS_MADE | _NO_NODE_IS_MADE or reporter == _KARPENTER
 
 
@@ -237,5 +211,5 @@ def _is_over(event: Object, placed_s: float) -> bool:
 
 def _event_s(event: Object) -> float:
     """Unix time of the event's last occurrence in whole seconds, the precision of some clients."""
-    times = (dig(event, "series", "lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return max((unix_seconds(str(moment)) or 0.0) // 1 for moment in times)
+    times = (reading.dig(event, "series", "lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return max((reading.unix_seconds(str(moment)) or 0.0) // 1 for moment in times)

@@ -8,24 +8,11 @@ from collections.abc import Iterable
 
 from outrider_crds.prefetch_report import PrefetchProgress
 
-from outrider_operator import kinds
+from outrider_operator import cluster_model, kinds
 from outrider_operator.cluster.cache import Key, ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
 from outrider_operator.cluster.serving_pods import ServingPods
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    PREFETCH,
-    PROFILE,
-    PROFILING,
-    REPLICA_WRITER,
-    SERVICE_LABEL,
-    SHARED_PROFILE,
-    ApiRefusal,
-    Node,
-    Object,
-    Observed,
-    OperatorSettings,
-)
+from outrider_operator.cluster_model import Object
 from outrider_operator.controller.child_reader import (
     ChildReader,
     Foreign,
@@ -55,7 +42,7 @@ class Observer:
         api: KubernetesApi,
         cache: ObjectCache,
         measurements: Measurements,
-        settings: OperatorSettings,
+        settings: cluster_model.OperatorSettings,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -63,24 +50,30 @@ class Observer:
         self._children = ChildReader(api, cache)
         self._measurements = measurements
         self._settings = settings
-        self._nodes: tuple[Node, ...] | None = None
+        self._nodes: tuple[cluster_model.Node, ...] | None = None
         self._replica_writers: dict[Key, tuple[ReplicaWriter, ...]] = {}
         cache.subscribe(self._forget_nodes)
 
-    async def observe(self, service: Object, refusals: tuple[ApiRefusal, ...], *, is_new: bool = False) -> Observed:
+    async def observe(
+        self, service: Object, refusals: tuple[cluster_model.ApiRefusal, ...], *, is_new: bool = False
+    ) -> cluster_model.Observed:
         """Everything that a decision about `service` needs. A new service's first reconcile makes no requests, so that
         a hundred new services do not wait for each other."""
         key = Key.of(service)
         pods, workers = self._pods.documents(key), self._pods.workers(key)
-        jobs, job_pods = (self._of_component(kind, key.namespace, PROFILING) for kind in (kinds.JOB, kinds.POD))
-        prefetch_jobs, prefetch_pods = (self._of_service(kind, key, PREFETCH) for kind in (kinds.JOB, kinds.POD))
+        jobs, job_pods = (
+            self._of_component(kind, key.namespace, cluster_model.PROFILING) for kind in (kinds.JOB, kinds.POD)
+        )
+        prefetch_jobs, prefetch_pods = (
+            self._of_service(kind, key, cluster_model.PREFETCH) for kind in (kinds.JOB, kinds.POD)
+        )
         own_jobs = [job for job in (*jobs, *prefetch_jobs) if uid_of(service) in owner_uids(job)]
         waiting = without_container((*pods, *workers), own_jobs, (*job_pods, *prefetch_pods))
         pending = [pod for pod in (*pods, *workers) if unschedulable_since(pod) is not None]
         children = self._children.labelled(key) | ({} if is_new else await self._children.named(key, service))
         gateway, groups = (Foreign(), Foreign()) if is_new else await self._foreign(key, service)
         unreachable = self._measurements.unreachable(key)
-        return Observed(
+        return cluster_model.Observed(
             service=service,
             at=time.time(),
             nodes=self._all_nodes(),
@@ -100,7 +93,9 @@ class Observer:
             prefetch_pods=prefetch_pods,
             prefetch_progress=await self._progress(prefetch_pods),
             job_pods=job_pods,
-            profiles={name_of(it): it for it in self._of_component(kinds.CONFIG_MAP, key.namespace, PROFILE)},
+            profiles={
+                name_of(it): it for it in self._of_component(kinds.CONFIG_MAP, key.namespace, cluster_model.PROFILE)
+            },
             shared_profiles=self._shared_profiles(),
             measured_elsewhere=self._measured_elsewhere(key.namespace),
             figures=self._measurements.figures(key, service),
@@ -122,14 +117,14 @@ class Observer:
 
     def _note_replica_writer(self, key: Key, service: Object) -> tuple[ReplicaWriter, ...]:
         before = self._replica_writers.get(key, ())
-        turns = self._replica_writers[key] = noted(before, text(service, REPLICA_WRITER), time.time())
+        turns = self._replica_writers[key] = noted(before, text(service, cluster_model.REPLICA_WRITER), time.time())
         return turns
 
     def _shared_profiles(self) -> dict[str, Object]:
         """Return them by the names that they have elsewhere, where the label means nothing: anyone may put it on."""
         if not self._settings.profiling_shared_from:
             return {}
-        shared = self._of_component(kinds.CONFIG_MAP, self._settings.namespace, SHARED_PROFILE)
+        shared = self._of_component(kinds.CONFIG_MAP, self._settings.namespace, cluster_model.SHARED_PROFILE)
         return {profile_shared_as(name_of(profile)): profile for profile in shared}
 
     def _measured_elsewhere(self, namespace: str) -> frozenset[str]:
@@ -144,7 +139,7 @@ class Observer:
 
     def _active_jobs(self, namespace: str, *, within_s: float) -> dict[str, tuple[float, str]]:
         """Name -> place in the order of Jobs, for the namespace's unfinished Jobs that are younger than `within_s`."""
-        jobs = self._of_component(kinds.JOB, namespace, PROFILING)
+        jobs = self._of_component(kinds.JOB, namespace, cluster_model.PROFILING)
         return {
             name_of(job): (created_s(job), namespace)
             for job in jobs
@@ -158,16 +153,16 @@ class Observer:
         return await self._measurements.prefetch(address) if address else None
 
     def _labelled(self, kind: ResourceKind, key: Key) -> tuple[Object, ...]:
-        return self._cache.labelled(kind, key.namespace, SERVICE_LABEL, key.name)
+        return self._cache.labelled(kind, key.namespace, cluster_model.SERVICE_LABEL, key.name)
 
     def _of_service(self, kind: ResourceKind, key: Key, value: str) -> tuple[Object, ...]:
         """Objects of the service whose component label is `value`."""
         return tuple(document for document in self._labelled(kind, key) if component(document) == value)
 
     def _of_component(self, kind: ResourceKind, namespace: str, value: str) -> tuple[Object, ...]:
-        return self._cache.labelled(kind, namespace, COMPONENT_LABEL, value)
+        return self._cache.labelled(kind, namespace, cluster_model.COMPONENT_LABEL, value)
 
-    def _all_nodes(self) -> tuple[Node, ...] | None:
+    def _all_nodes(self) -> tuple[cluster_model.Node, ...] | None:
         """All nodes; None if RBAC does not allow to read them."""
         if self._nodes is None and self._settings.watch_nodes:
             self._nodes = tuple(_node(document) for document in self._cache.all(kinds.NODE))
@@ -178,8 +173,8 @@ class Observer:
             self._nodes = None
 
 
-def _node(document: Object) -> Node:
-    return Node(
+def _node(document: Object) -> cluster_model.Node:
+    return cluster_model.Node(
         name=name_of(document),
         labels=labels_of(document),
         taints=tuple(document["spec"].get("taints") or ()),

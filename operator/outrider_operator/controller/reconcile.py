@@ -201,14 +201,10 @@ def _clock() -> float:
     return asyncio.get_running_loop().time()
 
 
-_UNHURRIED = frozenset(
-    {
-        ConditionReason.CANARY_RUNNING,
-        ConditionReason.CANARY_FAILED,
-        ConditionReason.CANARY_ERROR,
-        ConditionReason.CANARY_INCONCLUSIVE,
-    }
-)
+_UNHURRIED = (
+    ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR,
+    ConditionReason.CANARY_INCONCLUSIVE,
+)  # fmt: skip
 """Reasons of Updated that may last for hours, in which pods need not be polled often."""
 
 

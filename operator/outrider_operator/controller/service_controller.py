@@ -9,24 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from outrider_operator import kinds
+from outrider_operator import cluster_model, kinds
 from outrider_operator.cluster.api_error import UNREACHABLE, ApiError
 from outrider_operator.cluster.apply import ObserveAgain
 from outrider_operator.cluster.cache import Key, ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
 from outrider_operator.cluster.lease import Lease
 from outrider_operator.cluster.serving_pods import ServingPods
-from outrider_operator.cluster_model import (
-    GROUPS_LABEL,
-    JOB_NAME_LABEL,
-    PROFILE,
-    PROFILING,
-    SERVICE_LABEL,
-    SHARED_PROFILE,
-    Object,
-    OperatorSettings,
-    service_of_groups,
-)
+from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.controller import gc_freeze
 from outrider_operator.controller.profile_users import ProfileUsers
 from outrider_operator.controller.reconcile import Decide, Reconciler
@@ -218,11 +208,13 @@ class ServiceController:
     def _users_of(self, document: Object) -> Iterable[Key]:
         """The services that a child concerns. A profile is shared, as are its Job and that Job's pods."""
         namespace = namespace_of(document)
-        if component(document) == SHARED_PROFILE and namespace == self._settings.namespace:
+        if component(document) == cluster_model.SHARED_PROFILE and namespace == self._settings.namespace:
             return self._users.everywhere(profile_shared_as(name_of(document)))
-        if component(document) in (PROFILING, PROFILE):
-            return self._users.of(namespace, label(document, JOB_NAME_LABEL) or name_of(document))
-        service = label(document, SERVICE_LABEL) or service_of_groups(label(document, GROUPS_LABEL))
+        if component(document) in (cluster_model.PROFILING, cluster_model.PROFILE):
+            return self._users.of(namespace, label(document, cluster_model.JOB_NAME_LABEL) or name_of(document))
+        service = label(document, cluster_model.SERVICE_LABEL) or cluster_model.service_of_groups(
+            label(document, cluster_model.GROUPS_LABEL)
+        )
         return (Key(namespace, service),) if service else ()
 
     def _wake_all(self) -> None:

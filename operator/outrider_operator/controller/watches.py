@@ -10,17 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from outrider_operator import cluster_model
 from outrider_operator.cluster.api_error import UNREACHABLE, ApiError
 from outrider_operator.cluster.cache import ObjectCache, ObjectKey
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    GROUPS_LABEL,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    SHARED_PROFILE,
-    Object,
-)
 from outrider_operator.configuration import OperatorSettings
 from outrider_operator.controller.supervision import Backoff
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, STATEFUL_SET, ResourceKind
@@ -29,8 +22,8 @@ from outrider_operator.validation.reading import InvalidInput, name_of, namespac
 
 logger = logging.getLogger(__name__)
 
-CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
-SHARED_PROFILE_SELECTOR = f"{CHILD_SELECTOR},{COMPONENT_LABEL}={SHARED_PROFILE}"
+CHILD_SELECTOR = f"{cluster_model.MANAGED_BY_LABEL}={cluster_model.MANAGER}"
+SHARED_PROFILE_SELECTOR = f"{CHILD_SELECTOR},{cluster_model.COMPONENT_LABEL}={cluster_model.SHARED_PROFILE}"
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 _LONGEST_REASON = 500
@@ -52,7 +45,7 @@ async def relist(
 
 def _selector(kind: ResourceKind) -> str:
     """Selector of the children of `kind`. A LeaderWorkerSet's controller puts no label of ours on its StatefulSets."""
-    return GROUPS_LABEL if kind == STATEFUL_SET else CHILD_SELECTOR
+    return cluster_model.GROUPS_LABEL if kind == STATEFUL_SET else CHILD_SELECTOR
 
 
 class Watches:
@@ -150,7 +143,7 @@ class Watch:
             if not is_complete:
                 self.version = None  # list, but only now: users must not be able to force lists at will
 
-    def _take(self, event: str, document: Object) -> None:
+    def _take(self, event: str, document: cluster_model.Object) -> None:
         if event == "DELETED":
             self.cache.left(self.kind, document)
         elif event in ("ADDED", "MODIFIED"):

@@ -7,15 +7,7 @@ from dataclasses import dataclass, replace
 from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.spec import SpeculativeServiceSpec
 
-from outrider_operator.cluster_model import (
-    CONFIG_MAP,
-    NETWORK_POLICY,
-    SERVICE_ACCOUNT,
-    canary_names,
-    child_names,
-    groups_names,
-    revision_map_name,
-)
+from outrider_operator import cluster_model
 from outrider_operator.decide.canary.draft_canary import CanaryRollout, canary_rollout
 from outrider_operator.decide.desired.desired_state import DesiredState, keep_current
 from outrider_operator.decide.desired.service_world import ServiceWorld
@@ -88,13 +80,17 @@ def _with_canary(world: ServiceWorld, desired: DesiredState, canary: CanaryRollo
 
 def _names(world: ServiceWorld, desired: DesiredState) -> list[tuple[str, str]]:
     service = world.children.owner.name
-    policy = [(NETWORK_POLICY, network_policy_name(service))] if world.settings.admin_port_peers else []
+    policy = [(cluster_model.NETWORK_POLICY, network_policy_name(service))] if world.settings.admin_port_peers else []
     is_canary = desired.spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY
     named_account = {"serviceAccountName", "serviceAccount"} & set(desired.spec.pod_template.others)
     return [
-        *(key for key in child_names(service) if not (named_account and key[0] == SERVICE_ACCOUNT)),
-        (CONFIG_MAP, revision_map_name(service, desired.spec_revision.name)),
+        *(
+            key
+            for key in cluster_model.child_names(service)
+            if not (named_account and key[0] == cluster_model.SERVICE_ACCOUNT)
+        ),
+        (cluster_model.CONFIG_MAP, cluster_model.revision_map_name(service, desired.spec_revision.name)),
         *policy,
-        *(canary_names(service) if is_canary else ()),
-        *(groups_names(service, has_policy=bool(policy)) if desired.spec.engine.nodes > 1 else ()),
+        *(cluster_model.canary_names(service) if is_canary else ()),
+        *(cluster_model.groups_names(service, has_policy=bool(policy)) if desired.spec.engine.nodes > 1 else ()),
     ]

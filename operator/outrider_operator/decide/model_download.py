@@ -36,22 +36,7 @@ from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S, why_not_runni
 from outrider_operator.decide.pods.pod_troubles import has_ended, how_it_ended
 from outrider_operator.decide.profiling.measurement_request import attempt_hash
 from outrider_operator.plan import Delete
-from outrider_operator.validation.reading import (
-    annotation,
-    condition_of,
-    controller_uid,
-    cut,
-    ended,
-    integer,
-    is_being_deleted,
-    is_true,
-    items,
-    last_lines,
-    name_of,
-    text,
-    uid_of,
-    unix_seconds,
-)
+from outrider_operator.validation import reading
 
 KEY_ANNOTATION = "outrider.dev/prefetch"
 """Annotation of the Job: what it downloads, and the settings that it was tried with."""
@@ -125,7 +110,7 @@ def prefetch_of(world: ServiceWorld, desired: DesiredState) -> Prefetch | None:
         refused=next((refusal for refusal in observed.refusals if refusal.component == PREFETCH), None),
     )
     job = _own_job(world)
-    key, _, attempt = annotation(job or {}, KEY_ANNOTATION).partition("/")
+    key, _, attempt = reading.annotation(job or {}, KEY_ANNOTATION).partition("/")
     return _seen(world, prefetch, job, attempt == prefetch.attempt) if job and key == prefetch.key else prefetch
 
 
@@ -135,10 +120,13 @@ def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_sett
     pods = pods_of_job(job, world.observed.prefetch_pods)
     if has_succeeded(job, pods, DOWNLOADER):
         # What a sidecar keeps from being complete tells what is there only until the models have pods.
-        is_kept = not is_true(job, "Complete") and any(is_held(pod, DOWNLOADER) for pod in pods)
+        is_kept = not reading.is_true(job, "Complete") and any(is_held(pod, DOWNLOADER) for pod in pods)
         return replace(prefetch, job=job, phase=DownloadPhase.COMPLETE, is_obsolete=is_kept and not prefetch.is_due)
     pod = next(iter(pods), None)
-    has_begun, has_ended = text(pod, "status", "phase") in ("Running", "Succeeded"), is_done(job, pod, DOWNLOADER)
+    has_begun, has_ended = (
+        reading.text(pod, "status", "phase") in ("Running", "Succeeded"),
+        is_done(job, pod, DOWNLOADER),
+    )
     if has_ended and is_of_these_settings:
         phase, why = DownloadPhase.FAILED, _why_failed(prefetch, job, pod)
     else:
@@ -168,10 +156,10 @@ def plan_prefetch(world: ServiceWorld, desired: DesiredState, prefetch: Prefetch
 
     A complete one stays as the record of what is on the claim: a change of anything else needs no download."""
     job = _own_job(world)
-    if job is not None and is_being_deleted(job):
+    if job is not None and reading.is_being_deleted(job):
         return ConcernOutcome(wake_after_s=2.0)
     if job is not None and (prefetch is None or prefetch.job is None or prefetch.is_obsolete):
-        delete = Delete(JOB, name_of(job), uid_of(job), component=PREFETCH)
+        delete = Delete(JOB, reading.name_of(job), reading.uid_of(job), component=PREFETCH)
         return ConcernOutcome(delete=(delete,), wake_after_s=2.0)
     if prefetch is None or not prefetch.holds or desired.spec.paused:
         return ConcernOutcome()
@@ -189,33 +177,37 @@ def _is_due(world: ServiceWorld, desired: DesiredState) -> bool:
 
 def _own_job(world: ServiceWorld) -> Object | None:
     jobs, uid = world.observed.prefetch_jobs, world.children.owner.uid
-    return next((job for job in jobs if controller_uid(job) == uid), None)
+    return next((job for job in jobs if reading.controller_uid(job) == uid), None)
 
 
 def _ended_s(job: Object, pod: Object | None) -> float:
     """Unix time of a failed download's end; infinite if neither Job nor pod says it."""
-    times = text(condition_of(job, "Failed"), "lastTransitionTime"), text(ended(pod, DOWNLOADER), "finishedAt")
-    return next((moment_s for moment_s in map(unix_seconds, times) if moment_s is not None), math.inf)
+    times = (
+        reading.text(reading.condition_of(job, "Failed"), "lastTransitionTime"),
+        reading.text(reading.ended(pod, DOWNLOADER), "finishedAt"),
+    )
+    return next((moment_s for moment_s in map(reading.unix_seconds, times) if moment_s is not None), math.inf)
 
 
 def _is_program_missing(job: Object, pod: Object | None) -> bool:
     """Is there no downloader in the image? The Job may tell the exit code of a pod that is gone."""
-    end, failed = ended(pod, DOWNLOADER), condition_of(job, "Failed")
-    is_by_policy = failed.get("status") == "True" and text(failed, "reason") == "PodFailurePolicy"
-    said = _EXIT_CODE.search(text(failed, "message")) if is_by_policy else None
-    codes = {integer(end, "exitCode"), int(said[1]) if said else 0}
+    end, failed = reading.ended(pod, DOWNLOADER), reading.condition_of(job, "Failed")
+    is_by_policy = failed.get("status") == "True" and reading.text(failed, "reason") == "PodFailurePolicy"
+    said = _EXIT_CODE.search(reading.text(failed, "message")) if is_by_policy else None
+    codes = {reading.integer(end, "exitCode"), int(said[1]) if said else 0}
     # Any container that cannot be made ends with code 128; for want of its program, runc and crun name it.
-    is_named = text(end, "reason") == "StartError" and _PROGRAM in text(end, "message")
+    is_named = reading.text(end, "reason") == "StartError" and _PROGRAM in reading.text(end, "message")
     return is_named or not codes.isdisjoint(_NO_PROGRAM_CODES)
 
 
 def _why_failed(prefetch: Prefetch, job: Object, pod: Object | None) -> str:
     """The downloader's last words, how its pod ended where it never ran, or the Job controller's words."""
-    said = last_lines(text(ended(pod, DOWNLOADER), "message"), _LAST_LINES)
+    said = reading.last_lines(reading.text(reading.ended(pod, DOWNLOADER), "message"), _LAST_LINES)
     said = said or (how_it_ended(pod) if pod is not None and has_ended(pod) else why_failed(job)) or "no reason given"
     start = f"Downloading {', '.join(prefetch.models)} into claim {prefetch.claim} failed: {said.rstrip('.')}"
-    return cut(
-        f"{start}. It is tried again after an hour; correct the spec or delete Job {name_of(job)} to try now.", 2048
+    return reading.cut(
+        f"{start}. It is tried again after an hour; correct the spec or delete Job {reading.name_of(job)} to try now.",
+        2048,
     )
 
 
@@ -248,7 +240,7 @@ def _placement(spec: SpeculativeServiceSpec) -> Object:
     if accelerator.on_cpu:
         return fields
     device = {"key": accelerator.resource_name, "operator": "Exists", "effect": "NoSchedule"}
-    return {**fields, "tolerations": [*items(fields, "tolerations"), device]}
+    return {**fields, "tolerations": [*reading.items(fields, "tolerations"), device]}
 
 
 def _arguments(spec: SpeculativeServiceSpec) -> list[str]:

@@ -5,34 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND
 
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    CONFIG_MAP,
-    DEPLOYMENT,
-    KUBERNETES_SERVICE,
-    LEADER_WORKER_SET,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    SERVICE_ACCOUNT,
-    SERVICE_LABEL,
-    SERVING,
-    Object,
-    ServiceIdentity,
-    canary_name,
-    groups_name,
-)
-from outrider_operator.validation.reading import (
-    controller_of,
-    integer,
-    is_being_deleted,
-    label,
-    mapping,
-    owners_of,
-    text,
-)
+from outrider_operator import cluster_model
+from outrider_operator.cluster_model import Object, ServiceIdentity
+from outrider_operator.kinds import child_kind
+from outrider_operator.validation import reading
 
 
 class Ownership(Enum):
@@ -62,12 +42,12 @@ class Children:
 
     @property
     def deployment(self) -> Object | None:
-        return self.own(DEPLOYMENT, self.owner.name)
+        return self.own(cluster_model.DEPLOYMENT, self.owner.name)
 
     @property
     def groups(self) -> Object | None:
         """The LeaderWorkerSet in the shape of a Deployment of its leaders."""
-        groups = self.own(LEADER_WORKER_SET, groups_name(self.owner.name))
+        groups = self.own(cluster_model.LEADER_WORKER_SET, cluster_model.groups_name(self.owner.name))
         return groups and _as_deployment(groups)
 
     @property
@@ -83,22 +63,25 @@ class Children:
     @property
     def canary(self) -> Object | None:
         """Deployment of the draft canary."""
-        return self.own(DEPLOYMENT, canary_name(self.owner.name))
+        return self.own(cluster_model.DEPLOYMENT, cluster_model.canary_name(self.owner.name))
 
     @property
     def are_reachable(self) -> bool:
         """Does a Kubernetes Service select the pods? One that is being deleted still does."""
-        return self.ownership(KUBERNETES_SERVICE, self.owner.name) in (Ownership.OURS, Ownership.TERMINATING)
+        return self.ownership(cluster_model.KUBERNETES_SERVICE, self.owner.name) in (
+            Ownership.OURS,
+            Ownership.TERMINATING,
+        )
 
     @property
     def has_account(self) -> bool:
         """Is there a ServiceAccount of the service's name: its own, or the one that podTemplate names?"""
-        return self.ownership(SERVICE_ACCOUNT, self.owner.name) in (Ownership.OURS, Ownership.FOREIGN)
+        return self.ownership(cluster_model.SERVICE_ACCOUNT, self.owner.name) in (Ownership.OURS, Ownership.FOREIGN)
 
     @property
     def config_maps(self) -> list[Object]:
         """The ConfigMaps that the service owns."""
-        keys = [(kind, name) for kind, name in self.documents if kind == CONFIG_MAP]
+        keys = [(kind, name) for kind, name in self.documents if kind == cluster_model.CONFIG_MAP]
         return [child for key in keys if (child := self.own(*key)) is not None]
 
     def terminating(self, names: Iterable[tuple[str, str]]) -> list[Object]:
@@ -115,17 +98,17 @@ def _as_deployment(groups: Object) -> Object:
 
     A group is ready as its leader is. Releases before 0.9 do not say which generation they observed.
     """
-    status, generation = mapping(groups, "status"), integer(groups, "metadata", "generation")
+    status, generation = reading.mapping(groups, "status"), reading.integer(groups, "metadata", "generation")
     return {
         **groups,
         "spec": {
-            "replicas": integer(groups, "spec", "replicas"),
-            "template": mapping(groups, "spec", "leaderWorkerTemplate", "leaderTemplate"),
+            "replicas": reading.integer(groups, "spec", "replicas"),
+            "template": reading.mapping(groups, "spec", "leaderWorkerTemplate", "leaderTemplate"),
         },
         "status": {
             "observedGeneration": generation if status else 0,
             **status,
-            "availableReplicas": integer(status, "readyReplicas"),
+            "availableReplicas": reading.integer(status, "readyReplicas"),
         },
     }
 
@@ -134,22 +117,22 @@ def ownership(document: Object | None, owner: ServiceIdentity) -> Ownership:
     """Ownership of `document`. Without an owner reference it is the service's if it has its labels (orphaned child)."""
     if document is None:
         return Ownership.ABSENT
-    if is_being_deleted(document):
+    if reading.is_being_deleted(document):
         return Ownership.TERMINATING
-    controller = controller_of(document)
+    controller = reading.controller_of(document)
     if not controller:
         return Ownership.OURS if _has_our_labels(document, owner.name) else Ownership.FOREIGN
     if controller.get("uid") == owner.uid:
         return Ownership.OURS
     same_name = (controller.get("kind"), controller.get("name")) == (KIND, owner.name)
-    is_orphan = same_name and text(controller, "apiVersion").startswith(API_GROUP)
+    is_orphan = same_name and reading.text(controller, "apiVersion").startswith(API_GROUP)
     return Ownership.TERMINATING if is_orphan else Ownership.FOREIGN
 
 
 def controller_name(document: Object) -> str:
     """Text "Kind name" of the object's controller; empty if it has none."""
-    controller = controller_of(document)
-    return f"{text(controller, 'kind')} {text(controller, 'name')}" if controller else ""
+    controller = reading.controller_of(document)
+    return f"{reading.text(controller, 'kind')} {reading.text(controller, 'name')}" if controller else ""
 
 
 def owner_reference(owner: ServiceIdentity, *, controller: bool) -> Object:
@@ -163,24 +146,51 @@ def owner_reference(owner: ServiceIdentity, *, controller: bool) -> Object:
     return reference | ({"controller": True} if controller else {})
 
 
+def child_document(
+    owner: ServiceIdentity,
+    kind: str,
+    name: str,
+    *,
+    more_labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Object:
+    """Manifest of a child of `owner`, its controller. fields: all others than kind and metadata."""
+    metadata: Object = {
+        "name": name,
+        "namespace": owner.namespace,
+        "labels": {**labels(owner.name), **(more_labels or {})},
+        **({"annotations": dict(annotations)} if annotations else {}),
+        "ownerReferences": [owner_reference(owner, controller=True)],
+    }
+    return {"apiVersion": child_kind(kind).api_version, "kind": kind, "metadata": metadata, **fields}
+
+
 def owner_uids(document: Object) -> set[str]:
-    return {text(owner, "uid") for owner in owners_of(document)}
+    return {reading.text(owner, "uid") for owner in reading.owners_of(document)}
 
 
-def labels(service: str, component: str = SERVING) -> dict[str, str]:
+def labels(service: str, component: str = cluster_model.SERVING) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "outrider",
         "app.kubernetes.io/instance": service,
-        MANAGED_BY_LABEL: MANAGER,
-        SERVICE_LABEL: service,
-        COMPONENT_LABEL: component,
+        cluster_model.MANAGED_BY_LABEL: cluster_model.MANAGER,
+        cluster_model.SERVICE_LABEL: service,
+        cluster_model.COMPONENT_LABEL: component,
     }
 
 
 def selector(service: str) -> dict[str, str]:
     """Labels that select the serving pods; a Deployment's selector can never change."""
-    return {"app.kubernetes.io/name": "outrider", SERVICE_LABEL: service, COMPONENT_LABEL: SERVING}
+    return {
+        "app.kubernetes.io/name": "outrider",
+        cluster_model.SERVICE_LABEL: service,
+        cluster_model.COMPONENT_LABEL: cluster_model.SERVING,
+    }
 
 
 def _has_our_labels(document: Object, service: str) -> bool:
-    return label(document, MANAGED_BY_LABEL) == MANAGER and label(document, SERVICE_LABEL) == service
+    return (
+        reading.label(document, cluster_model.MANAGED_BY_LABEL) == cluster_model.MANAGER
+        and reading.label(document, cluster_model.SERVICE_LABEL) == service
+    )

@@ -9,14 +9,8 @@ from pathlib import PurePosixPath
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason
 
-from outrider_operator.cluster_model import (
-    KUBERNETES_SERVICE,
-    LEADER_WORKER_SET,
-    KindAccess,
-    Object,
-    OperatorSettings,
-    groups_name,
-)
+from outrider_operator import cluster_model
+from outrider_operator.cluster_model import KindAccess, OperatorSettings
 from outrider_operator.decide.outcome import Verdict, false
 from outrider_operator.decide.ownership import Children, controller_name
 from outrider_operator.decide.pod_spec.patch import patch_problems, writable_host_mount
@@ -29,7 +23,10 @@ def unreadable_spec(why: str) -> Verdict:
 
 
 def spec_problem(
-    spec: SpeculativeServiceSpec, settings: OperatorSettings, children: Children, names: Iterable[tuple[str, str]]
+    spec: SpeculativeServiceSpec,
+    settings: OperatorSettings,
+    children: Children,
+    names: Iterable[tuple[str, str]],
 ) -> Verdict | None:
     """Why the spec must not be applied; None if it may be. While it must not, the children stay and the pods serve on.
 
@@ -110,7 +107,7 @@ def _conflict(children: Children, names: Iterable[tuple[str, str]]) -> Verdict |
     return name_conflict(foreign[0], children.documents[foreign[0]]) if foreign else None
 
 
-def name_conflict(key: tuple[str, str], document: Object) -> Verdict:
+def name_conflict(key: tuple[str, str], document: cluster_model.Object) -> Verdict:
     """Verdict on a spec that needs the (kind, name) `key`, which an object of another owner has."""
     kind, name = key
     owner = controller_name(document)
@@ -140,9 +137,9 @@ def no_names(spec: SpeculativeServiceSpec, children: Children) -> Verdict | None
 
     No pod would have a DNS name then, so workers would never find their leader.
     """
-    key = KUBERNETES_SERVICE, groups_name(children.owner.name)
+    key = cluster_model.KUBERNETES_SERVICE, cluster_model.groups_name(children.owner.name)
     document = children.documents.get(key)
     if spec.engine.nodes == 1 or document is None:
         return None
-    is_of_groups = controller_name(document) == f"{LEADER_WORKER_SET} {key[1]}"
+    is_of_groups = controller_name(document) == f"{cluster_model.LEADER_WORKER_SET} {key[1]}"
     return None if is_of_groups else name_conflict(key, document)

@@ -23,19 +23,15 @@ from outrider_crds.status import (
 from outrider_operator.decide.outcome import Verdict, Verdicts, false, true
 from outrider_operator.plan import Event
 
-_STUCK = frozenset(
-    {ConditionReason.STALLED, ConditionReason.NO_CAPACITY, ConditionReason.DRAFTER_NOT_LOADED}
-    | {ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE}
-)
+_STUCK = (
+    ConditionReason.STALLED, ConditionReason.NO_CAPACITY, ConditionReason.DRAFTER_NOT_LOADED,
+    ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE,
+)  # fmt: skip
 """Reasons of Progressing that do not go away by waiting."""
-_UNMEASURABLE = frozenset(
-    {
-        ConditionReason.PROFILE_FAILED,
-        ConditionReason.NOISY,
-        ConditionReason.NO_MATCHING_NODE,
-        ConditionReason.VOCABULARY_MISMATCH,
-    },
-)
+_UNMEASURABLE = (
+    ConditionReason.PROFILE_FAILED, ConditionReason.NOISY, ConditionReason.NO_MATCHING_NODE,
+    ConditionReason.VOCABULARY_MISMATCH,
+)  # fmt: skip
 """Reasons of ProfilesReady that do not go away by waiting. They stall a rollout that waits for its profile."""
 
 
@@ -83,41 +79,20 @@ _FIGURE_CONDITIONS = frozenset(
 """Conditions whose messages quote figures, and change as often."""
 _DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
 """Conditions that repeat another one, which has the event."""
-_QUIET = frozenset(
-    {
-        ConditionReason.PENDING,
-        ConditionReason.MEASURING,
-        ConditionReason.NO_TRAFFIC,
-        ConditionReason.NO_SLO_CLASSES,
-        ConditionReason.COMPLETE,
-        ConditionReason.NOT_REQUESTED,
-        ConditionReason.NOT_ATTACHED,
-        ConditionReason.NO_ADAPTERS,
-        ConditionReason.LOADING,
-    }
-    | {ConditionReason.CANARY_STARTING, ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING}
-    | {ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE}
-)
+_QUIET = (
+    ConditionReason.PENDING, ConditionReason.MEASURING, ConditionReason.NO_TRAFFIC, ConditionReason.NO_SLO_CLASSES,
+    ConditionReason.COMPLETE, ConditionReason.NOT_REQUESTED, ConditionReason.NOT_ATTACHED,
+    ConditionReason.NO_ADAPTERS, ConditionReason.LOADING, ConditionReason.CANARY_STARTING,
+    ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED,
+    ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE,
+)  # fmt: skip
 """Reasons without an event: Updated already reports a complete rollout, and a canary has its own events."""
-_WELCOME_WHEN_FALSE = frozenset(
-    {
-        ConditionReason.COMPLETE,
-        ConditionReason.PAUSED,
-        ConditionReason.SCALED_TO_ZERO,
-        ConditionReason.OFF,
-        ConditionReason.NOT_WORTH_IT,
-        ConditionReason.MEASURED_SLOWER,
-        ConditionReason.LEARNING,
-    }
-    | {
-        ConditionReason.WAITING_FOR_MODELS,
-        ConditionReason.PROFILING,
-        ConditionReason.ROLLING_OUT,
-        ConditionReason.CONFIG_PENDING,
-        ConditionReason.NO_DRAFTER,
-        ConditionReason.WAITING_FOR_SERVING_POD,
-    }
-)
+_WELCOME_WHEN_FALSE = (
+    ConditionReason.COMPLETE, ConditionReason.PAUSED, ConditionReason.SCALED_TO_ZERO, ConditionReason.OFF,
+    ConditionReason.NOT_WORTH_IT, ConditionReason.MEASURED_SLOWER, ConditionReason.LEARNING,
+    ConditionReason.WAITING_FOR_MODELS, ConditionReason.PROFILING, ConditionReason.ROLLING_OUT,
+    ConditionReason.CONFIG_PENDING, ConditionReason.NO_DRAFTER, ConditionReason.WAITING_FOR_SERVING_POD,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

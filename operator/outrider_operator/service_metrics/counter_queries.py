@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from outrider_crds import counters
 from outrider_crds.counter_sums import Counters
-from outrider_crds.counters import (
-    TPOT_BUCKETS_S,
-    AdapterCounters,
-    DrafterCounters,
-    SLOClassCounters,
-    SpeedupCounters,
-    StepCounters,
-)
 from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.metrics import MetricSpec, metric_of
 
@@ -23,7 +16,7 @@ from outrider_operator.validation.reports import SERVICE_LABELS
 MOST_LABELLED = 16
 """Drafters or classes per service that a query returns: twice the limit of the spec, since pods of the last revision
 count, too. A faulty pod may export any number."""
-BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
+BOUNDS_S = (*counters.TPOT_BUCKETS_S, float("inf"))
 _MOST_SERIES = {"adapters": 2 * MOST_ADAPTERS, "tpot": MOST_LABELLED * len(BOUNDS_S)}
 BY_SERVICE = ", ".join(SERVICE_LABELS)
 
@@ -48,14 +41,14 @@ class NeededCounter:
 
 NEEDED: Mapping[str, tuple[type[Counters], Collection[str]]] = {
     "": (
-        StepCounters,
+        counters.StepCounters,
         ("output_tokens", "draft_length_steps", "steps", "speculative_steps", "busy_s",
          "batch_squared", "batch_accepted", "batch_busy_s", "prompt_busy_s"),
     ),
-    "speedup": (SpeedupCounters, SpeedupCounters.model_fields),
-    "drafters": (DrafterCounters, ("request_steps", "tried", "accepted")),
-    "slo_classes": (SLOClassCounters, ("finished", "attained", "aborted")),
-    "adapters": (AdapterCounters, ("tried", "accepted", "finished", "attained")),
+    "speedup": (counters.SpeedupCounters, counters.SpeedupCounters.model_fields),
+    "drafters": (counters.DrafterCounters, ("request_steps", "tried", "accepted")),
+    "slo_classes": (counters.SLOClassCounters, ("finished", "attained", "aborted")),
+    "adapters": (counters.AdapterCounters, ("tried", "accepted", "finished", "attained")),
 }  # fmt: skip
 """Field of `ServiceCounters` -> its counters, of which figures need these."""
 _COUNTERS = [
@@ -63,7 +56,7 @@ _COUNTERS = [
 ]
 OF_WINDOW = [counter for counter in _COUNTERS if counter.field != "speedup" and counter.name != "speculative_steps"]
 RARE = [counter for counter in _COUNTERS if not counter.of_every_revision]
-TPOT = NeededCounter("slo_classes", "tpot", metric_of(SLOClassCounters, "tpot"))
+TPOT = NeededCounter("slo_classes", "tpot", metric_of(counters.SLOClassCounters, "tpot"))
 
 
 def once(metric: str, window: str, *own: str, function: str = "") -> str:

@@ -15,47 +15,10 @@ from typing import Any
 from outrider_crds.spec import API_GROUP, KIND
 from pydantic_core import to_json
 
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    GROUPS_LABEL,
-    JOB_NAME_LABEL,
-    MANAGED_BY_LABEL,
-    PODLESS_FIELDS,
-    PROFILE,
-    REPLICA_WRITER,
-    REVISION_LABEL,
-    SERVICE_LABEL,
-    SHARED_PROFILE,
-    TOO_LARGE,
-    TRACK_LABEL,
-    Object,
-    canary_name,
-    revision_map_name,
-)
-from outrider_operator.kinds import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    JOB,
-    KUBERNETES_SERVICE,
-    NODE,
-    POD,
-    REPLICA_SET,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    STATEFUL_SET,
-    ResourceKind,
-)
+from outrider_operator import cluster_model, kinds
+from outrider_operator.cluster_model import Object
+from outrider_operator.validation import reading
 from outrider_operator.validation.managed_fields import newest_writer
-from outrider_operator.validation.reading import (
-    InvalidInput,
-    component,
-    controller_of,
-    label,
-    labels_of,
-    name_of,
-    owners_of,
-)
 
 MOST_DATA = 256 * 1024
 """Bytes of memory for a ConfigMap's data. Outrider's own take some KiB, a profile with all failures 200 KiB."""
@@ -63,7 +26,7 @@ MOST_OBJECT = 16 * 1024
 """Bytes of JSON in an object without ConfigMap data. Outrider's own take some KiB, a profile with all owners 12 KiB."""
 MOST_VALUES = 500
 """Values in an object: an empty value takes three bytes of JSON, but thirty times as much memory."""
-LARGE = {DEPLOYMENT: 4, POD: 4}
+LARGE = {kinds.DEPLOYMENT: 4, kinds.POD: 4}
 """Kind -> factor of both limits, for a pod template or the statuses of many containers."""
 MOST_SPEC = 64 * 1024
 """Bytes of JSON in the spec of a service. The CRD limits each list and text, but not their sum."""
@@ -75,16 +38,16 @@ MOST_LABELS = 2 * 1024
 """Bytes of memory for labels that are not Outrider's, by which NetworkPolicies select pods."""
 _SOURCE = "object"
 _OURS = ((API_GROUP, KIND),)
-_OWNERS: Mapping[ResourceKind, tuple[tuple[str, str], ...]] = {
-    REPLICA_SET: (("apps", "Deployment"),),
-    POD: (("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("batch", "Job")),
-    STATEFUL_SET: (("leaderworkerset.x-k8s.io", "LeaderWorkerSet"), ("v1", "Pod")),
+_OWNERS: Mapping[kinds.ResourceKind, tuple[tuple[str, str], ...]] = {
+    kinds.REPLICA_SET: (("apps", "Deployment"),),
+    kinds.POD: (("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("batch", "Job")),
+    kinds.STATEFUL_SET: (("leaderworkerset.x-k8s.io", "LeaderWorkerSet"), ("v1", "Pod")),
 }
 """Kind -> (group, kind) of the owner of Outrider's objects of that kind. The default is the service itself."""
-_ADOPTED = frozenset({REPLICA_SET, JOB})
+_ADOPTED = frozenset({kinds.REPLICA_SET, kinds.JOB})
 """Kinds that may have no owner for a moment: a Deployment adopts ReplicaSets, a service adopts or deletes Jobs. A
 profile may have none, too, until a service needs it."""
-_NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET})
+_NAMED = frozenset({kinds.DEPLOYMENT, kinds.KUBERNETES_SERVICE, kinds.SERVICE_ACCOUNT, kinds.DISRUPTION_BUDGET})
 """Kinds whose objects have the name of their service or its canary, which limits their number."""
 ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
@@ -97,13 +60,13 @@ ANNOTATIONS = frozenset(
 """Annotations that decisions read."""
 LABELS = frozenset(
     {
-        MANAGED_BY_LABEL,
-        SERVICE_LABEL,
-        REVISION_LABEL,
-        TRACK_LABEL,
-        COMPONENT_LABEL,
-        GROUPS_LABEL,
-        JOB_NAME_LABEL,
+        cluster_model.MANAGED_BY_LABEL,
+        cluster_model.SERVICE_LABEL,
+        cluster_model.REVISION_LABEL,
+        cluster_model.TRACK_LABEL,
+        cluster_model.COMPONENT_LABEL,
+        cluster_model.GROUPS_LABEL,
+        cluster_model.JOB_NAME_LABEL,
         f"{API_GROUP}/inputs",
     }
     | {"app.kubernetes.io/name", "app.kubernetes.io/instance", "batch.kubernetes.io/controller-uid"}
@@ -118,46 +81,48 @@ _SERVICE_METADATA = (
     "annotations",
 )  # fmt: skip
 _NODE_METADATA = ("name", "uid", "labels", "resourceVersion")
-_WITHOUT_TEMPLATE = frozenset({REPLICA_SET, STATEFUL_SET, JOB})
+_WITHOUT_TEMPLATE = frozenset({kinds.REPLICA_SET, kinds.STATEFUL_SET, kinds.JOB})
 """Kinds whose pod template is dropped: decisions read only other fields of their spec."""
 
 
-def admit(kind: ResourceKind, document: Object) -> Object | InvalidInput:
+def admit(kind: kinds.ResourceKind, document: Object) -> Object | reading.InvalidInput:
     """`document` trimmed for the cache; InvalidInput if it is not one of Outrider's objects, or too large."""
-    if kind == SERVICE:
+    if kind == kinds.SERVICE:
         writer = _replica_writer(document)
-        return {**_service(trimmed(kind, document)), **({REPLICA_WRITER: writer} if writer else {})}
-    if kind == NODE:
+        return {**_service(trimmed(kind, document)), **({cluster_model.REPLICA_WRITER: writer} if writer else {})}
+    if kind == kinds.NODE:
         return trimmed(kind, document)
     if not _has_our_owner(kind, document):
-        return InvalidInput(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
-    if kind in _NAMED and name_of(document) not in _names(kind, label(document, SERVICE_LABEL)):
-        return InvalidInput(_SOURCE, "NoService", f"{_where(kind, document)} does not have its service's name")
+        return reading.InvalidInput(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
+    if kind in _NAMED and reading.name_of(document) not in _names(
+        kind, reading.label(document, cluster_model.SERVICE_LABEL)
+    ):
+        return reading.InvalidInput(_SOURCE, "NoService", f"{_where(kind, document)} does not have its service's name")
     return bounded(kind, document)
 
 
-def bounded(kind: ResourceKind, document: Object) -> Object | InvalidInput:
+def bounded(kind: kinds.ResourceKind, document: Object) -> Object | reading.InvalidInput:
     """The fields of `document` that decisions read; InvalidInput if they are too large."""
     kept = trimmed(kind, document)
     weighed = {name: value for name, value in kept.items() if name != "data"}
     size, values, times = len(to_json(weighed)), sum(1 for _ in _values(weighed)), LARGE.get(kind, 1)
     if size > times * MOST_OBJECT or values > times * MOST_VALUES:
-        return InvalidInput(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes, {values} values")
+        return reading.InvalidInput(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes, {values} values")
     return kept
 
 
-def trimmed(kind: ResourceKind, document: Object) -> Object:
+def trimmed(kind: kinds.ResourceKind, document: Object) -> Object:
     """The fields of `document` that decisions read. A ConfigMap that was read completely always has `data`."""
     kept = {**document, "metadata": _metadata(kind, document), "apiVersion": kind.api_version, "kind": kind.kind}
-    if kind == POD:
+    if kind == kinds.POD:
         return {
             **kept,
             "spec": _only(document.get("spec"), _POD_SPEC),
             "status": _only(document.get("status"), _POD_STATUS),
         }
-    if kind == NODE:
+    if kind == kinds.NODE:
         return _node(kept)
-    if kind == CONFIG_MAP:
+    if kind == kinds.CONFIG_MAP:
         own = _only(kept, ("apiVersion", "kind", "metadata", "immutable"))
         return own if is_partial(document) else {**own, "data": _smallest(document.get("data") or {}, MOST_DATA)}
     if kind in _WITHOUT_TEMPLATE:
@@ -166,11 +131,11 @@ def trimmed(kind: ResourceKind, document: Object) -> Object:
     return kept
 
 
-def left_out(kind: ResourceKind, admitted: Object, document: Object) -> InvalidInput | None:
+def left_out(kind: kinds.ResourceKind, admitted: Object, document: Object) -> reading.InvalidInput | None:
     """InvalidInput about values of a ConfigMap that were too large; None if all were kept."""
-    lost = len(document.get("data") or ()) - len(admitted.get("data") or ()) if kind == CONFIG_MAP else 0
+    lost = len(document.get("data") or ()) - len(admitted.get("data") or ()) if kind == kinds.CONFIG_MAP else 0
     problem = f"{_where(kind, document)}: {lost} values beyond {MOST_DATA} bytes"
-    return InvalidInput(_SOURCE, "TooLarge", problem) if lost else None
+    return reading.InvalidInput(_SOURCE, "TooLarge", problem) if lost else None
 
 
 def is_partial(document: Object) -> bool:
@@ -178,48 +143,59 @@ def is_partial(document: Object) -> bool:
     return document.get("kind") == "PartialObjectMetadata"
 
 
-def _names(kind: ResourceKind, service: str) -> tuple[str, ...]:
+def _names(kind: kinds.ResourceKind, service: str) -> tuple[str, ...]:
     """Names that objects of `kind` with the label of `service` may have."""
-    return (service, canary_name(service)) if kind == DEPLOYMENT else (service,)
+    return (service, cluster_model.canary_name(service)) if kind == kinds.DEPLOYMENT else (service,)
 
 
-def _where(kind: ResourceKind, document: Object) -> str:
+def _where(kind: kinds.ResourceKind, document: Object) -> str:
     metadata = document["metadata"]
     return f"{kind.kind} {metadata.get('namespace')}/{metadata['name']}"
 
 
-def _has_our_owner(kind: ResourceKind, document: Object) -> bool:
+def _has_our_owner(kind: kinds.ResourceKind, document: Object) -> bool:
     owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in _owners(kind, document)]
     if not owners:
-        return kind in _ADOPTED or component(document) in (PROFILE, SHARED_PROFILE) or _keeps_revision(kind, document)
+        return (
+            kind in _ADOPTED
+            or reading.component(document) in (cluster_model.PROFILE, cluster_model.SHARED_PROFILE)
+            or _keeps_revision(kind, document)
+        )
     return any(owner in _OWNERS.get(kind, _OURS) for owner in owners)
 
 
-def _owners(kind: ResourceKind, document: Object) -> list[Object]:
+def _owners(kind: kinds.ResourceKind, document: Object) -> list[Object]:
     """Owners of `document`. For objects that Kubernetes' controllers create, only the controller counts."""
-    controller = controller_of(document)
-    return owners_of(document) if kind not in _OWNERS else [controller] if controller else []
+    controller = reading.controller_of(document)
+    return reading.owners_of(document) if kind not in _OWNERS else [controller] if controller else []
 
 
-def _keeps_revision(kind: ResourceKind, document: Object) -> bool:
+def _keeps_revision(kind: kinds.ResourceKind, document: Object) -> bool:
     """Is `document` the ConfigMap of a revision? It may have no owner after `kubectl delete --cascade=orphan`."""
-    service, revision = label(document, SERVICE_LABEL), label(document, REVISION_LABEL)
-    return kind == CONFIG_MAP and bool(revision) and name_of(document) == revision_map_name(service, revision)
+    service, revision = (
+        reading.label(document, cluster_model.SERVICE_LABEL),
+        reading.label(document, cluster_model.REVISION_LABEL),
+    )
+    return (
+        kind == kinds.CONFIG_MAP
+        and bool(revision)
+        and reading.name_of(document) == cluster_model.revision_map_name(service, revision)
+    )
 
 
-def _metadata(kind: ResourceKind, document: Object) -> Object:
+def _metadata(kind: kinds.ResourceKind, document: Object) -> Object:
     metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
     annotations = metadata.pop("annotations", None) or {}
     kept = _smallest({name: text for name, text in annotations.items() if name in ANNOTATIONS}, MOST_ANNOTATIONS)
     metadata |= {"annotations": kept} if kept else {}
-    if kind == NODE:
+    if kind == kinds.NODE:
         return metadata
     owners = {"ownerReferences": _owners(kind, document)} if "ownerReferences" in metadata else {}
     return metadata | owners | {"labels": _labels(document)}
 
 
 def _labels(document: Object) -> Mapping[str, str]:
-    all_labels = labels_of(document)
+    all_labels = reading.labels_of(document)
     others = {name: value for name, value in all_labels.items() if name not in LABELS}
     return {name: all_labels[name] for name in all_labels if name in LABELS} | dict(_smallest(others, MOST_LABELS))
 
@@ -242,8 +218,8 @@ def _service(document: Object) -> Object:
     size = len(to_json(document.get("spec") or {}))
     if size <= MOST_SPEC:
         return kept
-    small = _only(document["spec"], PODLESS_FIELDS)
-    return {**kept, "spec": {TOO_LARGE: size, **(small if len(to_json(small)) <= MOST_PODLESS else {})}}
+    small = _only(document["spec"], cluster_model.PODLESS_FIELDS)
+    return {**kept, "spec": {cluster_model.TOO_LARGE: size, **(small if len(to_json(small)) <= MOST_PODLESS else {})}}
 
 
 def _replica_writer(service: Object) -> str:

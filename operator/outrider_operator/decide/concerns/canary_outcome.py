@@ -17,7 +17,6 @@ from outrider_operator.cluster_model import (
     DEPLOYMENT,
     TRACK_LABEL,
     Object,
-    ServiceIdentity,
     canary_hot_map_name,
     canary_name,
     canary_names,
@@ -31,7 +30,7 @@ from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true
-from outrider_operator.decide.ownership import labels, owner_reference, selector
+from outrider_operator.decide.ownership import child_document, selector
 from outrider_operator.plan import Event
 from outrider_operator.validation.reading import cut, name_of
 
@@ -46,6 +45,7 @@ _PROGRESSING: Mapping[str, tuple[bool, ConditionReason]] = {
     CanaryPhase.ERROR: (False, ConditionReason.CANARY_ERROR),
     CanaryPhase.INCONCLUSIVE: (False, ConditionReason.CANARY_INCONCLUSIVE),
 }
+_TRACK = {TRACK_LABEL: CANARY_TRACK}
 _RUNNING = (ConditionReason.CANARY_STARTING, ConditionReason.CANARY_MEASURING)
 _EVENTS = {
     CanaryPhase.STARTING: (False, "CanaryStarted"),
@@ -156,12 +156,8 @@ def _unwanted(rollout: CanaryRollout) -> tuple[Object, ...]:
 def canary_hot_map(rollout: CanaryRollout) -> Object:
     """The hot config of the canary's pods."""
     hot, owner = rollout.hot.wire() if rollout.hot is not None else {}, rollout.world.children.owner
-    return {
-        "apiVersion": "v1",
-        "kind": CONFIG_MAP,
-        "metadata": _metadata(owner, canary_hot_map_name(owner.name)),
-        "data": {CONFIG_KEY: json.dumps(hot, indent=1, sort_keys=True)},
-    }
+    data = {CONFIG_KEY: json.dumps(hot, indent=1, sort_keys=True)}
+    return child_document(owner, CONFIG_MAP, canary_hot_map_name(owner.name), more_labels=_TRACK, data=data)
 
 
 def _deployment(rollout: CanaryRollout, revision: Revision) -> Object:
@@ -173,26 +169,14 @@ def _deployment(rollout: CanaryRollout, revision: Revision) -> Object:
         RECORD_ANNOTATION: record_text(rollout.before or RolloutStatus(), children.canary),
         **revision_annotations(revision),
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": DEPLOYMENT,
-        "metadata": {**_metadata(owner, canary_name(owner.name)), "annotations": annotations},
-        "spec": {
-            "replicas": rollout.replicas,
-            "paused": spec.paused,
-            "revisionHistoryLimit": 0,
-            "progressDeadlineSeconds": max(1, math.ceil(seconds(spec.rollout.progress_deadline))),
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": {**selector(owner.name), TRACK_LABEL: CANARY_TRACK}},
-            "template": revision.template,
-        },
+    made = {
+        "replicas": rollout.replicas,
+        "paused": spec.paused,
+        "revisionHistoryLimit": 0,
+        "progressDeadlineSeconds": max(1, math.ceil(seconds(spec.rollout.progress_deadline))),
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": {**selector(owner.name), **_TRACK}},
+        "template": revision.template,
     }
-
-
-def _metadata(owner: ServiceIdentity, name: str) -> Object:
-    return {
-        "name": name,
-        "namespace": owner.namespace,
-        "labels": {**labels(owner.name), TRACK_LABEL: CANARY_TRACK},
-        "ownerReferences": [owner_reference(owner, controller=True)],
-    }
+    name = canary_name(owner.name)
+    return child_document(owner, DEPLOYMENT, name, more_labels=_TRACK, annotations=annotations, spec=made)

@@ -8,23 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider_crds.runtime_config import SERVING_PORT
-from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.spec import Gateway, SpeculativeServiceSpec
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
-from outrider_operator.cluster_model import (
-    INFERENCE_POOL,
-    KUBERNETES_SERVICE,
-    ApiRefusal,
-    KindAccess,
-    Object,
-    ServiceIdentity,
-    picker_name,
-)
+from outrider_operator import cluster_model
+from outrider_operator.cluster_model import KindAccess, Object
 from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true, unknown
-from outrider_operator.decide.ownership import Children, Ownership, controller_name, labels, owner_reference, selector
+from outrider_operator.decide.ownership import Children, Ownership, child_document, controller_name, selector
 from outrider_operator.validation.reading import cut, integer, items, mapping, text
 
 PICKER_PORT = 9002
@@ -40,54 +33,45 @@ def gateway(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     ready = _pool_ready(world, spec)
     outcome = ConcernOutcome(conditions={ConditionType.INFERENCE_POOL_READY: ready})
     if not spec.gateway.inference_pool:
-        own = children.own(INFERENCE_POOL, children.owner.name) if intent.scales else None
+        own = children.own(cluster_model.INFERENCE_POOL, children.owner.name) if intent.scales else None
         return replace(outcome, unwanted=(own,) if own is not None else ())
     if ready.status is not ConditionStatus.TRUE:
         outcome = replace(outcome, wake_after_s=_LOOK_S)
     if not intent.scales or world.observed.pool_access is not KindAccess.SERVED:
         return outcome
-    return replace(outcome, objects=(stamp(_pool(children.owner, spec)),))
+    return replace(outcome, objects=(stamp(_pool(children.owner, spec.gateway)),))
 
 
 def picker_peers(children: Children, spec: SpeculativeServiceSpec) -> tuple[Object, ...]:
     """NetworkPolicyPeers of the endpoint picker's pods, which read the metrics of the pods that they choose among."""
     if not spec.gateway.inference_pool:
         return ()
-    name = picker_name(children.owner.name, spec.gateway.endpoint_picker)
-    pods = mapping(children.documents.get((KUBERNETES_SERVICE, name)) or {}, "spec", "selector")
+    name = cluster_model.picker_name(children.owner.name, spec.gateway.endpoint_picker)
+    pods = mapping(children.documents.get((cluster_model.KUBERNETES_SERVICE, name)) or {}, "spec", "selector")
     return ({"podSelector": {"matchLabels": dict(pods)}},) if pods else ()
 
 
-def _pool(owner: ServiceIdentity, spec: SpeculativeServiceSpec) -> Object:
+def _pool(owner: cluster_model.ServiceIdentity, gateway: Gateway) -> Object:
     """The InferencePool. It selects the pods of a rollout and of a canary too, as the Service does."""
     picker = {
         "group": "",
-        "kind": KUBERNETES_SERVICE,
-        "name": picker_name(owner.name, spec.gateway.endpoint_picker),
+        "kind": cluster_model.KUBERNETES_SERVICE,
+        "name": cluster_model.picker_name(owner.name, gateway.endpoint_picker),
         "port": {"number": PICKER_PORT},
         "failureMode": "FailOpen",  # requests go on without the picker, as they do without a gateway
     }
-    return {
-        "apiVersion": "inference.networking.k8s.io/v1",
-        "kind": INFERENCE_POOL,
-        "metadata": {
-            "name": owner.name,
-            "namespace": owner.namespace,
-            "labels": labels(owner.name),
-            "ownerReferences": [owner_reference(owner, controller=True)],
-        },
-        "spec": {
-            "selector": {"matchLabels": selector(owner.name)},
-            "targetPorts": [{"number": SERVING_PORT}],
-            "endpointPickerRef": picker,
-        },
+    spec = {
+        "selector": {"matchLabels": selector(owner.name)},
+        "targetPorts": [{"number": SERVING_PORT}],
+        "endpointPickerRef": picker,
     }
+    return child_document(owner, cluster_model.INFERENCE_POOL, owner.name, spec=spec)
 
 
 def _pool_ready(world: ServiceWorld, spec: SpeculativeServiceSpec) -> Verdict:
     """Condition InferencePoolReady."""
     access = world.observed.pool_access
-    refusals = (refusal for refusal in world.observed.refusals if refusal.kind == INFERENCE_POOL)
+    refusals = (refusal for refusal in world.observed.refusals if refusal.kind == cluster_model.INFERENCE_POOL)
     refused = next((refusal for refusal in refusals if not refusal.is_stored), None)
     if not spec.gateway.inference_pool:
         return _not_requested(world.children, access, refused)
@@ -103,35 +87,35 @@ def _pool_ready(world: ServiceWorld, spec: SpeculativeServiceSpec) -> Verdict:
     return _written(world.children, spec)
 
 
-def _not_requested(children: Children, access: KindAccess, refused: ApiRefusal | None) -> Verdict:
+def _not_requested(children: Children, access: KindAccess, refused: cluster_model.ApiRefusal | None) -> Verdict:
     """NotRequested ends the search for a pool, so it is said only when none of the service's own is left."""
     name = children.owner.name
     if access is KindAccess.FORBIDDEN:
         what = f"gateway.inferencePool is false. InferencePool {name} may be left: this operator has no right to look."
         return unknown(ConditionReason.PENDING, what)
-    if children.ownership(INFERENCE_POOL, name) not in (Ownership.OURS, Ownership.TERMINATING):
+    if children.ownership(cluster_model.INFERENCE_POOL, name) not in (Ownership.OURS, Ownership.TERMINATING):
         return unknown(ConditionReason.NOT_REQUESTED, "gateway.inferencePool is false.")
     why = f" The API server refuses its deletion: {_said(refused)}." if refused is not None else ""
     what = f"gateway.inferencePool is false, and InferencePool {name} has yet to be deleted.{why}"
     return unknown(ConditionReason.PENDING, cut(what, 2048))
 
 
-def _said(refused: ApiRefusal) -> str:
+def _said(refused: cluster_model.ApiRefusal) -> str:
     return refused.message.strip().rstrip(".")
 
 
 def _written(children: Children, spec: SpeculativeServiceSpec) -> Verdict:
     name = children.owner.name
-    if children.ownership(INFERENCE_POOL, name) is Ownership.FOREIGN:
-        owner = controller_name(children.documents[INFERENCE_POOL, name])
+    if children.ownership(cluster_model.INFERENCE_POOL, name) is Ownership.FOREIGN:
+        owner = controller_name(children.documents[cluster_model.INFERENCE_POOL, name])
         whose = f"belongs to {owner}" if owner else "was not made by Outrider"
         what = f"InferencePool {name} {whose} and is left alone. Delete it, or remove gateway.inferencePool."
         return false(ConditionReason.NAME_CONFLICT, what)
-    own = children.own(INFERENCE_POOL, name)
-    if own is None or needs_apply(own, stamp(_pool(children.owner, spec))):
+    own = children.own(cluster_model.INFERENCE_POOL, name)
+    if own is None or needs_apply(own, stamp(_pool(children.owner, spec.gateway))):
         return unknown(ConditionReason.PENDING, f"InferencePool {name} is being written.")
-    picker = picker_name(name, spec.gateway.endpoint_picker)
-    if (KUBERNETES_SERVICE, picker) in children.documents:
+    picker = cluster_model.picker_name(name, spec.gateway.endpoint_picker)
+    if (cluster_model.KUBERNETES_SERVICE, picker) in children.documents:
         return _accepted(own, f"Service {picker} picks among its pods.")
     return _accepted(own, f"There is no Service {picker} to pick among its pods; gateways choose by themselves.")
 

@@ -13,38 +13,22 @@ from outrider_crds.spec import SLOClassSpec, SpeculationMode, SpeculativeService
 from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import WindowCounts
-from outrider_operator.decide.figures.samples import (
-    LEAST_PROBES,
-    LEAST_REQUESTS,
-    LEAST_TOKENS,
-    USED_SHARE,
-    MeasuredBehaviour,
-    Speedup,
-    attainment,
-    speedup,
-    three_digits,
-    time_text,
-    used_share,
-)
+from outrider_operator.decide.figures import samples
 from outrider_operator.decide.outcome import Verdict, false, true, unknown
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
 
 _STILL_USED_SHARE = 0.025
 """Lower threshold for a condition that is True: a load near the crossover must not flip it at every reconcile."""
 
-_MEASURED_REASONS = frozenset(
-    {
-        ConditionReason.GOODPUT_AS_PREDICTED,
-        ConditionReason.BELOW_BASELINE,
-        ConditionReason.ATTAINED,
-        ConditionReason.MISSED,
-    }
-)
+_MEASURED_REASONS = (
+    ConditionReason.GOODPUT_AS_PREDICTED, ConditionReason.BELOW_BASELINE, ConditionReason.ATTAINED,
+    ConditionReason.MISSED,
+)  # fmt: skip
 
 Judge = Callable[[SpeculativeServiceSpec, WindowCounts], Verdict]
 
 
-def speculation_active(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
+def speculation_active(behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
     """True when speculation is used and pays, judged by the window that ends now."""
     if spec.speculation.mode is SpeculationMode.OFF:
         return false(ConditionReason.OFF, "speculation.mode is Off.")
@@ -63,12 +47,14 @@ def speculation_active(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpe
     return _use(figures, active=last is not None and last.status is ConditionStatus.TRUE)
 
 
-def goodput_healthy(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
+def goodput_healthy(behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
     """False when speculation was slower than plain decoding in two windows in a row."""
     return _two_windows(behaviour, spec, ConditionType.GOODPUT_HEALTHY, _goodput)
 
 
-def slo_attained(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]) -> Verdict:
+def slo_attained(
+    behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
+) -> Verdict:
     """True when every class with traffic meets its objective. It changes after two windows that agree."""
     if not spec.slo_classes:
         return unknown(ConditionReason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
@@ -76,11 +62,11 @@ def slo_attained(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, pro
 
 
 def _use(figures: WindowCounts, *, active: bool) -> Verdict:
-    if figures.gained.output_tokens < LEAST_TOKENS:
-        return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
-    share, gain = used_share(figures), speedup(figures)
-    percent = three_digits(100 * share)
-    if share < (_STILL_USED_SHARE if active else USED_SHARE):
+    if figures.gained.output_tokens < samples.LEAST_TOKENS:
+        return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {samples.LEAST_TOKENS} tokens in the last window.")
+    share, gain = samples.used_share(figures), samples.speedup(figures)
+    percent = samples.three_digits(100 * share)
+    if share < (_STILL_USED_SHARE if active else samples.USED_SHARE):
         return false(
             ConditionReason.NOT_WORTH_IT,
             f"Plain decoding is faster at this load; {percent}% of requests' steps still try drafts.",
@@ -94,16 +80,17 @@ def _use(figures: WindowCounts, *, active: bool) -> Verdict:
 
 
 def _goodput(_spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
-    if figures.gained.output_tokens < LEAST_TOKENS:
-        return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
-    gain = speedup(figures)
-    if used_share(figures) < USED_SHARE:
+    if figures.gained.output_tokens < samples.LEAST_TOKENS:
+        return unknown(ConditionReason.NO_TRAFFIC, f"Fewer than {samples.LEAST_TOKENS} tokens in the last window.")
+    gain = samples.speedup(figures)
+    if samples.used_share(figures) < samples.USED_SHARE:
         return true(
             ConditionReason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput."
         )
     if gain is None:
         return unknown(
-            ConditionReason.MEASURING, f"Fewer than {LEAST_PROBES} probes without speculation have run to compare with."
+            ConditionReason.MEASURING,
+            f"Fewer than {samples.LEAST_PROBES} probes without speculation have run to compare with.",
         )
     measured = f"Goodput / plain goodput: {_said(gain)}."
     if gain.high < 1:
@@ -114,23 +101,23 @@ def _goodput(_spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
     return true(ConditionReason.GOODPUT_AS_PREDICTED, measured)
 
 
-def _said(gain: Speedup | None) -> str:
+def _said(gain: samples.Speedup | None) -> str:
     if gain is None:
         return "the speed-up is being measured"
-    between = f"between {three_digits(gain.low)} and {three_digits(gain.high)}"
+    between = f"between {samples.three_digits(gain.low)} and {samples.three_digits(gain.high)}"
     if not gain.is_significant:
         return f"the speed-up does not differ from 1 beyond noise yet, it is {between}"
-    return f"the speed-up is {three_digits(gain.value)}x, {between}"
+    return f"the speed-up is {samples.three_digits(gain.value)}x, {between}"
 
 
 def _slo(spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
-    judged = [(slo, share) for slo in spec.slo_classes if (share := attainment(figures, slo.name)) is not None]
+    judged = [(slo, share) for slo in spec.slo_classes if (share := samples.attainment(figures, slo.name)) is not None]
     if not judged:
         return unknown(
-            ConditionReason.NO_TRAFFIC, f"No class has {LEAST_REQUESTS} finished requests in the last window."
+            ConditionReason.NO_TRAFFIC, f"No class has {samples.LEAST_REQUESTS} finished requests in the last window."
         )
     attained = "; ".join(
-        f"{slo.name} {three_digits(100 * share)}% (objective {slo.objective_percent}%)" for slo, share in judged
+        f"{slo.name} {samples.three_digits(100 * share)}% (objective {slo.objective_percent}%)" for slo, share in judged
     )
     if any(100 * share < slo.objective_percent for slo, share in judged):
         return false(
@@ -141,7 +128,7 @@ def _slo(spec: SpeculativeServiceSpec, figures: WindowCounts) -> Verdict:
 
 
 def _two_windows(
-    behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, kind: ConditionType, judge: Judge
+    behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec, kind: ConditionType, judge: Judge
 ) -> Verdict:
     """The verdict of this window if the window before it agrees, else the last verdict.
 
@@ -159,7 +146,7 @@ def _two_windows(
     return current if previous is not None and previous.status is current.status else last
 
 
-def _last_measured(behaviour: MeasuredBehaviour, kind: ConditionType) -> Verdict | None:
+def _last_measured(behaviour: samples.MeasuredBehaviour, kind: ConditionType) -> Verdict | None:
     """The last verdict, if it was measured; None otherwise (Infeasible comes from the profile)."""
     condition = behaviour.last_condition(kind)
     if condition is None or condition.status is ConditionStatus.UNKNOWN or condition.reason not in _MEASURED_REASONS:
@@ -167,7 +154,7 @@ def _last_measured(behaviour: MeasuredBehaviour, kind: ConditionType) -> Verdict
     return Verdict(condition.status, ConditionReason(condition.reason), condition.message)
 
 
-def _without_figures(behaviour: MeasuredBehaviour) -> Verdict:
+def _without_figures(behaviour: samples.MeasuredBehaviour) -> Verdict:
     if behaviour.windows.error:
         return unknown(ConditionReason.METRICS_UNAVAILABLE, behaviour.windows.error)
     last = behaviour.last_condition(ConditionType.SPECULATION_ACTIVE)
@@ -220,7 +207,7 @@ _MARGIN = 0.9
 
 
 def infeasible(
-    behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
+    behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
 ) -> Verdict | None:
     """Verdict False if a class has a lower TPOT than any product can reach; None while a product is unmeasured."""
     best = [value for profile in profiles if (value := _best_tpot_s(behaviour, spec, profile)) is not None]
@@ -232,15 +219,15 @@ def infeasible(
     return _infeasible(beyond, reachable_s) if beyond else None
 
 
-def _was_infeasible(behaviour: MeasuredBehaviour) -> bool:
+def _was_infeasible(behaviour: samples.MeasuredBehaviour) -> bool:
     condition = behaviour.last_condition(ConditionType.SLO_ATTAINED)
     return condition is not None and condition.reason == ConditionReason.INFEASIBLE
 
 
-def _is_met(behaviour: MeasuredBehaviour, slo: SLOClassSpec) -> bool:
+def _is_met(behaviour: samples.MeasuredBehaviour, slo: SLOClassSpec) -> bool:
     """Do requests meet the class? If they do, the profile is wrong, not the class."""
     figures = behaviour.windows.current
-    share = attainment(figures, slo.name) if figures is not None else None
+    share = samples.attainment(figures, slo.name) if figures is not None else None
     return share is not None and 100 * share >= slo.objective_percent
 
 
@@ -249,11 +236,13 @@ def _infeasible(beyond: list[SLOClassSpec], reachable_s: float) -> Verdict:
     return false(
         ConditionReason.INFEASIBLE,
         f"No request can meet the tpot of {classes}: by the latency profile the best that this hardware reaches, for "
-        f"one request alone, is {time_text(reachable_s)}. Set tpot above it, or use a faster product or draft.",
+        f"one request alone, is {samples.time_text(reachable_s)}. Set tpot above it, or use a faster product or draft.",
     )
 
 
-def _best_tpot_s(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profile: ProductProfile) -> float | None:
+def _best_tpot_s(
+    behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec, profile: ProductProfile
+) -> float | None:
     if profile.store.target is None or not profile.store.has_target(profile.keys):
         return None
     stored, speculation = profile.store.drafters, spec.speculation
@@ -262,9 +251,11 @@ def _best_tpot_s(behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, pro
     return best_tpot_s(profile.store.target, drafters, _acceptance(behaviour), speculation.max_draft_tokens)
 
 
-def _acceptance(behaviour: MeasuredBehaviour) -> dict[str, float]:
+def _acceptance(behaviour: samples.MeasuredBehaviour) -> dict[str, float]:
     """Acceptance rate by drafter name, for drafters with enough tokens in the window."""
     figures = behaviour.windows.current
     if figures is None:
         return {}
-    return {name: d.accepted / d.tried for name, d in figures.gained.drafters.items() if d.tried >= LEAST_TOKENS}
+    return {
+        name: d.accepted / d.tried for name, d in figures.gained.drafters.items() if d.tried >= samples.LEAST_TOKENS
+    }

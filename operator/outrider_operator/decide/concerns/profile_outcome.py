@@ -30,16 +30,10 @@ _AGAIN = f"annotate the service with {REPROFILE_ANNOTATION}=<any new value> to m
 _LEARNING = ConditionReason.LEARNING
 # Reasons why a product is not ready, worst first. The condition shows the worst one of all products.
 _RANK = (
-    ConditionReason.VOCABULARY_MISMATCH,
-    ConditionReason.PROFILE_FAILED,
-    ConditionReason.CHILD_REJECTED,
-    ConditionReason.NO_MATCHING_NODE,
-    ConditionReason.WAITING_FOR_SERVING_POD,
-    ConditionReason.PROFILING,
-    ConditionReason.LEARNING,
-    ConditionReason.STALE,
-    ConditionReason.NOISY,
-)
+    ConditionReason.VOCABULARY_MISMATCH, ConditionReason.PROFILE_FAILED, ConditionReason.CHILD_REJECTED,
+    ConditionReason.NO_MATCHING_NODE, ConditionReason.WAITING_FOR_SERVING_POD, ConditionReason.PROFILING,
+    ConditionReason.LEARNING, ConditionReason.STALE, ConditionReason.NOISY,
+)  # fmt: skip
 
 
 def profile(world: ServiceWorld, intent: Intent) -> ConcernOutcome:

@@ -30,7 +30,7 @@ from outrider_operator.cluster_model import (
     hot_map_name,
     revision_map_name,
 )
-from outrider_operator.decide.ownership import Children, labels, owner_reference
+from outrider_operator.decide.ownership import Children, child_document
 from outrider_operator.decide.pod_spec.template import PodTimes, times_of
 from outrider_operator.validation.reading import (
     annotation,
@@ -153,18 +153,9 @@ def ready_revision(children: Children, reported: str, ready: Container[str]) -> 
 
 def revision_map(owner: ServiceIdentity, revision: Revision) -> Object:
     """The immutable ConfigMap that stores `revision`. Pods mount its boot config."""
-    return {
-        "apiVersion": "v1",
-        "kind": CONFIG_MAP,
-        "metadata": {
-            "name": revision_map_name(owner.name, revision.name),
-            "namespace": owner.namespace,
-            "labels": {**labels(owner.name), REVISION_LABEL: revision.name, INPUTS_LABEL: revision.inputs},
-            "ownerReferences": [owner_reference(owner, controller=True)],
-        },
-        "immutable": True,
-        "data": _contents(revision.boot, revision.template),
-    }
+    names = {REVISION_LABEL: revision.name, INPUTS_LABEL: revision.inputs}
+    name, data = revision_map_name(owner.name, revision.name), _contents(revision.boot, revision.template)
+    return child_document(owner, CONFIG_MAP, name, more_labels=names, immutable=True, data=data)
 
 
 def unneeded_maps(children: Children, needed: set[str]) -> list[Object]:

@@ -10,25 +10,9 @@ from outrider_crds.base import digest
 from outrider_crds.runtime_config import boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 
-from outrider_operator.cluster_model import (
-    CANARY_TRACK,
-    SERVICE_LABEL,
-    TRACK_LABEL,
-    Object,
-    OperatorSettings,
-    ServiceIdentity,
-    canary_hot_map_name,
-)
-from outrider_operator.decide.desired.revisions import (
-    BOOT_TOKENS_ANNOTATION,
-    INPUTS_LABEL,
-    Revision,
-    canary_revision_name,
-    current_revision_name,
-    possible_names,
-    revision_name,
-    revision_of_contents,
-)
+from outrider_operator import cluster_model
+from outrider_operator.cluster_model import Object, OperatorSettings, ServiceIdentity
+from outrider_operator.decide.desired import revisions
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_spec.template import pod_template, pod_times
@@ -78,19 +62,19 @@ def _without_empty_lists(value: Any) -> Any:
 
 def wanted_revision(
     children: Children,
-    stored: Iterable[Revision],
+    stored: Iterable[revisions.Revision],
     settings: OperatorSettings,
     spec: SpeculativeServiceSpec,
     image: str,
     proven: Container[str],
-) -> Revision:
+) -> revisions.Revision:
     """The revision that serves `spec`: one of `stored` that was built for enough draft tokens, else a new one.
 
     proven: names of revisions that have had a ready pod. A raised deadline does not restart their pods. An unproven
     revision is replaced by one with the new deadline: its pods may need the time to get ready.
     """
     inputs = inputs_hash(spec, image)
-    current = current_revision_name(children)
+    current = revisions.current_revision_name(children)
     fitting = [
         revision
         for revision in stored
@@ -102,21 +86,21 @@ def wanted_revision(
         return min(patient, key=lambda r: (r.name != current, r.boot.max_draft_tokens, r.name))
     if fitting:
         most = min(revision.boot.max_draft_tokens for revision in fitting)
-        return _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most, needed))
+        return _made(children.owner, settings, spec, image, inputs, most, revisions.revision_name(inputs, most, needed))
     written = inputs_hash(spec, image, [drafter.name for drafter in spec.draft_pool])
     lost = _lost(children, settings, spec, image, inputs) or _lost(children, settings, spec, image, written)
     most = max(spec.speculation.max_draft_tokens, _canary_tokens(children, inputs))
-    return lost or _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most))
+    return lost or _made(children.owner, settings, spec, image, inputs, most, revisions.revision_name(inputs, most))
 
 
 def _canary_tokens(children: Children, inputs: str) -> int:
     """maxDraftTokens at the start of a draft canary with the same `inputs`; 0 without one."""
-    most = annotation(children.canary or {}, BOOT_TOKENS_ANNOTATION)
-    is_same = annotation(children.canary or {}, INPUTS_LABEL) == inputs
+    most = annotation(children.canary or {}, revisions.BOOT_TOKENS_ANNOTATION)
+    is_same = annotation(children.canary or {}, revisions.INPUTS_LABEL) == inputs
     return int(most) if is_same and _TOKENS.fullmatch(most) else 0
 
 
-def _is_for(revision: Revision, spec: SpeculativeServiceSpec, image: str) -> bool:
+def _is_for(revision: revisions.Revision, spec: SpeculativeServiceSpec, image: str) -> bool:
     """Was `revision` created from `spec`, in any order of its pool? Older releases hashed the pool as written."""
     order = [drafter.name for drafter in revision.boot.draft_pool]
     return revision.inputs in (inputs_hash(spec, image), inputs_hash(spec, image, order))
@@ -124,21 +108,23 @@ def _is_for(revision: Revision, spec: SpeculativeServiceSpec, image: str) -> boo
 
 def _lost(
     children: Children, settings: OperatorSettings, spec: SpeculativeServiceSpec, image: str, inputs: str
-) -> Revision | None:
+) -> revisions.Revision | None:
     """The Deployment's revision if only its ConfigMap is lost. It is recreated without restarting pods."""
-    deployment, name = children.workload or {}, current_revision_name(children)
-    most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
-    if not name or annotation(deployment, INPUTS_LABEL) != inputs or not _TOKENS.fullmatch(most):
+    deployment, name = children.workload or {}, revisions.current_revision_name(children)
+    most = annotation(deployment, revisions.BOOT_TOKENS_ANNOTATION)
+    if not name or annotation(deployment, revisions.INPUTS_LABEL) != inputs or not _TOKENS.fullmatch(most):
         return None
     live = mapping(deployment, "spec", "template")
-    if int(most) < spec.speculation.max_draft_tokens or name not in possible_names(inputs, int(most), live):
+    if int(most) < spec.speculation.max_draft_tokens or name not in revisions.possible_names(inputs, int(most), live):
         return None
     made = _made(children.owner, settings, spec, image, inputs, int(most), name)
     if contains(live, made.template):
         return made
     # Another release rendered it differently: the template of the running pods counts.
     metadata = {key: mapping(live, "metadata", key) for key in ("labels", "annotations")}
-    return revision_of_contents(name, inputs, made.boot, {"metadata": metadata, "spec": mapping(live, "spec")})
+    return revisions.revision_of_contents(
+        name, inputs, made.boot, {"metadata": metadata, "spec": mapping(live, "spec")}
+    )
 
 
 def _made(
@@ -149,13 +135,13 @@ def _made(
     inputs: str,
     most: int,
     name: str,
-) -> Revision:
+) -> revisions.Revision:
     """The revision for `inputs` as this release renders it, for up to `most` draft tokens."""
     boot = boot_config(
         spec, service=owner.name, namespace=owner.namespace, revision=name, image=image, max_draft_tokens=most
     )
     template = pod_template(spec, settings, owner.name, name, image, boot.profile_keys)
-    return revision_of_contents(name, inputs, boot, template)
+    return revisions.revision_of_contents(name, inputs, boot, template)
 
 
 def canary_revision(
@@ -163,10 +149,10 @@ def canary_revision(
     settings: OperatorSettings,
     spec: SpeculativeServiceSpec,
     image: str,
-    candidate: Revision,
-) -> Revision:
+    candidate: revisions.Revision,
+) -> revisions.Revision:
     """The revision of a canary's pods. spec: has both pools, and the products of the canary's pods."""
-    name = canary_revision_name(candidate.name, len(spec.accelerator.products))
+    name = revisions.canary_revision_name(candidate.name, len(spec.accelerator.products))
     boot = boot_config(
         spec,
         service=owner.name,
@@ -175,22 +161,27 @@ def canary_revision(
         image=image,
         max_draft_tokens=candidate.boot.max_draft_tokens,
     )
-    hot = canary_hot_map_name(owner.name)
+    hot = cluster_model.canary_hot_map_name(owner.name)
     template = pod_template(spec, settings, owner.name, name, image, boot.profile_keys, hot)
-    return revision_of_contents(name, candidate.inputs, boot, _on_canary_track(template, spec))
+    return revisions.revision_of_contents(name, candidate.inputs, boot, _on_canary_track(template, spec))
 
 
 def _on_canary_track(template: Object, spec: SpeculativeServiceSpec) -> Object:
     """`template` with the label of canary pods. With several products, each gets the same number of pods."""
     metadata, pod = template["metadata"], template["spec"]
-    metadata = {**metadata, "labels": {**metadata["labels"], TRACK_LABEL: CANARY_TRACK}}
+    metadata = {**metadata, "labels": {**metadata["labels"], cluster_model.TRACK_LABEL: cluster_model.CANARY_TRACK}}
     if len(spec.accelerator.products) < 2:
         return {"metadata": metadata, "spec": pod}
     spread = {
         "maxSkew": 1,
         "topologyKey": spec.accelerator.product_label,
         "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {"matchLabels": {SERVICE_LABEL: metadata["labels"][SERVICE_LABEL], TRACK_LABEL: CANARY_TRACK}},
+        "labelSelector": {
+            "matchLabels": {
+                cluster_model.SERVICE_LABEL: metadata["labels"][cluster_model.SERVICE_LABEL],
+                cluster_model.TRACK_LABEL: cluster_model.CANARY_TRACK,
+            }
+        },
     }
     # Kubernetes takes one constraint of a key and an effect.
     others = [

@@ -5,17 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outrider_crds import runtime_config
 from outrider_crds.base import seconds
 from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.rollout_settings import Rollout
-from outrider_crds.runtime_config import (
-    ADMIN_PORT,
-    BOOT_FILE,
-    LIVE_PATH,
-    PRODUCT_ANNOTATION,
-    READY_PATH,
-    SERVING_PORT,
-)
 from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import REVISION_LABEL, Object, OperatorSettings, hot_map_name
@@ -104,15 +97,15 @@ def _program(spec: SpeculativeServiceSpec, times: PodTimes) -> Object:
     """Command, ports and probes of the serving container."""
     drain_s = math.ceil(seconds(spec.rollout.drain_timeout))
     drain = ["--drain-grace", f"{_CONNECTION_GRACE_S}s", "--drain-timeout", f"{drain_s}s"]
-    ports = {"http": SERVING_PORT, "admin": ADMIN_PORT}
+    ports = {"http": runtime_config.SERVING_PORT, "admin": runtime_config.ADMIN_PORT}
     return {
         "command": ["outrider-runtime"],
-        "args": ["serve", "--config", BOOT_FILE, *drain],
+        "args": ["serve", "--config", runtime_config.BOOT_FILE, *drain],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
         "lifecycle": {"preStop": {"sleep": {"seconds": _ENDPOINT_REMOVAL_S}}},
-        "startupProbe": _probe(READY_PATH, _STARTUP_PERIOD_S, times.startup_probes),
-        "readinessProbe": _probe(READY_PATH, 5, 3),
-        "livenessProbe": _probe(LIVE_PATH, 10, 6),
+        "startupProbe": _probe(runtime_config.READY_PATH, _STARTUP_PERIOD_S, times.startup_probes),
+        "readinessProbe": _probe(runtime_config.READY_PATH, 5, 3),
+        "livenessProbe": _probe(runtime_config.LIVE_PATH, 10, 6),
     }
 
 
@@ -120,7 +113,7 @@ def _metadata(spec: SpeculativeServiceSpec, service: str, revision: str) -> Obje
     products = spec.accelerator.products
     annotations = dict(spec.pod_template.annotations)
     if len(products) == 1:  # the product is known before the pod has a node, so the pod need not wait for it
-        annotations[PRODUCT_ANNOTATION] = products[0]
+        annotations[runtime_config.PRODUCT_ANNOTATION] = products[0]
     own = {**spec.pod_template.labels, **labels(service), REVISION_LABEL: revision}
     return {"labels": own, "annotations": annotations}
 

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider_crds import runtime_config
 from outrider_crds.model_sources import CABundle, ModelSource
 from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.profile_keys import ProfileKeys
-from outrider_crds.runtime_config import (
-    ADAPTERS_MOUNT,
-    BOOT_FILE,
-    CA_FILE,
-    CONFIG_KEY,
-    HOT_FILE,
-    MODEL_CACHE_DIR,
-    MODEL_VOLUMES_DIR,
-    PODINFO_DIR,
-    PROFILES_DIR,
-    TARGET_MOUNT,
-    draft_mount,
-)
 from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.cluster_model import Object
@@ -56,7 +44,10 @@ def profile_shared_as(shared: str) -> str:
 def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
     """Target and drafts that come from a claim, an image or the node, read-only; the cache for those from the hub; and
     the certificates that downloads are checked against."""
-    models = {TARGET_MOUNT: spec.target, **{draft_mount(d.name): d.neural.model for d in spec.draft_pool if d.neural}}
+    models = {
+        runtime_config.TARGET_MOUNT: spec.target,
+        **{runtime_config.draft_mount(d.name): d.neural.model for d in spec.draft_pool if d.neural},
+    }
     mounted = [volume for mount, model in models.items() if (volume := _model(mount, model.source)) is not None]
     return [*mounted, _cache(spec), *([_certificates(spec.ca_bundle)] if spec.ca_bundle is not None else [])]
 
@@ -67,7 +58,7 @@ def adapter_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
     if lora is None or lora.volume is None:
         return []
     volume = ModelSource(pvc=lora.volume.pvc, host_path=lora.volume.host_path, oci=lora.volume.oci)
-    mounted = _model(ADAPTERS_MOUNT, volume)
+    mounted = _model(runtime_config.ADAPTERS_MOUNT, volume)
     return [mounted] if mounted is not None else []
 
 
@@ -87,16 +78,18 @@ def configuration_volumes(boot: str, hot: str, keys: list[ProfileKeys]) -> list[
 
     Whole folders are mounted, since a subPath mount is never updated. Profiles are optional: no pod waits for one.
     """
-    config = [{"key": CONFIG_KEY, "path": CONFIG_KEY}]
+    config = [{"key": runtime_config.CONFIG_KEY, "path": runtime_config.CONFIG_KEY}]
     annotations = [{"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}]
     return [
-        _mounted("boot", _folder(BOOT_FILE), {"configMap": {"name": boot, "items": config}}, read_only=True),
-        _mounted("hot", _folder(HOT_FILE), {"configMap": {"name": hot}}, read_only=True),
-        _mounted("podinfo", PODINFO_DIR, {"downwardAPI": {"items": annotations}}, read_only=True),
+        _mounted(
+            "boot", _folder(runtime_config.BOOT_FILE), {"configMap": {"name": boot, "items": config}}, read_only=True
+        ),
+        _mounted("hot", _folder(runtime_config.HOT_FILE), {"configMap": {"name": hot}}, read_only=True),
+        _mounted("podinfo", runtime_config.PODINFO_DIR, {"downwardAPI": {"items": annotations}}, read_only=True),
         *(
             _mounted(
                 f"profile-{index}",
-                f"{PROFILES_DIR}/{key.product}",
+                f"{runtime_config.PROFILES_DIR}/{key.product}",
                 {"configMap": {"name": profile_name(key.target), "optional": True}},
                 read_only=True,
             )
@@ -116,12 +109,12 @@ def _model(mount: str, source: ModelSource) -> Mounted | None:
         volume = {"image": {"reference": source.oci.reference}}
     else:
         return None
-    return _mounted(f"model-{mount}", f"{MODEL_VOLUMES_DIR}/{mount}", volume, read_only=True)
+    return _mounted(f"model-{mount}", f"{runtime_config.MODEL_VOLUMES_DIR}/{mount}", volume, read_only=True)
 
 
 def _certificates(bundle: CABundle) -> Mounted:
     """The bundle under a name of its own, so that the variables that name it never change."""
-    folder, _, file = CA_FILE.rpartition("/")
+    folder, _, file = runtime_config.CA_FILE.rpartition("/")
     if bundle.secret is not None:
         items = [{"key": bundle.secret.key, "path": file}]
         return _mounted("ca", folder, {"secret": {"secretName": bundle.secret.name, "items": items}}, read_only=True)
@@ -133,9 +126,13 @@ def _certificates(bundle: CABundle) -> Mounted:
 def _cache(spec: SpeculativeServiceSpec) -> Mounted:
     cache = spec.model_cache
     if cache.pvc is not None:
-        return _mounted("model-cache", MODEL_CACHE_DIR, {"persistentVolumeClaim": {"claimName": cache.pvc.claim_name}})
+        return _mounted(
+            "model-cache",
+            runtime_config.MODEL_CACHE_DIR,
+            {"persistentVolumeClaim": {"claimName": cache.pvc.claim_name}},
+        )
     limit = cache.empty_dir.size_limit if cache.empty_dir else None
-    return _mounted("model-cache", MODEL_CACHE_DIR, {"emptyDir": {"sizeLimit": limit} if limit else {}})
+    return _mounted("model-cache", runtime_config.MODEL_CACHE_DIR, {"emptyDir": {"sizeLimit": limit} if limit else {}})
 
 
 def _folder(file: str) -> str:

@@ -23,17 +23,7 @@ from outrider_operator.decide.pods.pod_troubles import (
     what_it_waits_for,
     without_made_up_name,
 )
-from outrider_operator.validation.reading import (
-    condition_of,
-    created_s,
-    cut,
-    is_being_deleted,
-    is_true,
-    items,
-    label,
-    name_of,
-    text,
-)
+from outrider_operator.validation import reading
 
 MOST_TOLERATIONS = 256
 """Tolerations that are read: a spec has 16 and admission adds a few, but users may add hundreds to each pod."""
@@ -75,7 +65,7 @@ class Pods:
     @cached_property
     def tolerations(self) -> tuple[Object, ...]:
         """Tolerations of the pods, including those that admission added. Equal neighbours count once."""
-        groups = groupby(items(pod, "spec", "tolerations") for pod in self.living)
+        groups = groupby(reading.items(pod, "spec", "tolerations") for pod in self.living)
         return tuple(islice((toleration for tolerations, _ in groups for toleration in tolerations), MOST_TOLERATIONS))
 
     def starting(self, within_s: float) -> list[Object]:
@@ -83,10 +73,10 @@ class Pods:
         return [
             pod
             for pod in self.living
-            if text(pod, "spec", "nodeName")
-            and not any(status.get("started") for status in items(pod, "status", "containerStatuses"))
+            if reading.text(pod, "spec", "nodeName")
+            and not any(status.get("started") for status in reading.items(pod, "status", "containerStatuses"))
             and self._trouble_of(pod) is None
-            and self.at - created_s(pod) < within_s
+            and self.at - reading.created_s(pod) < within_s
         ]
 
     def trouble(self, revision: str | None = None) -> Trouble | None:
@@ -127,8 +117,8 @@ class Pods:
 
     def node_in_the_making(self, pod: Object) -> str:
         """Evidence that a node for `pod` is being added; empty without any."""
-        if sentence := self.provisioning.get(name_of(pod)):
-            return cut(sentence, 300)
+        if sentence := self.provisioning.get(reading.name_of(pod)):
+            return reading.cut(sentence, 300)
         taint = next((taint for taint in _UNFINISHED_NODE if taint in scheduler_says(pod)), "")
         return f"one has the taint {taint}" if taint else ""
 
@@ -138,10 +128,10 @@ class Pods:
         return [(pod, self._trouble_of(pod)) for pod in self.with_workers if not is_ready(pod)]
 
     def _trouble_of(self, pod: Object) -> Trouble | None:
-        return trouble_of(pod, self.at, self.warnings.get(name_of(pod), ""))
+        return trouble_of(pod, self.at, self.warnings.get(reading.name_of(pod), ""))
 
     def _still_starting(self, pod: Object) -> str:
-        return what_it_waits_for(pod, self.warnings.get(name_of(pod), ""), self.node_in_the_making(pod))
+        return what_it_waits_for(pod, self.warnings.get(reading.name_of(pod), ""), self.node_in_the_making(pod))
 
 
 def pods_of(
@@ -152,40 +142,42 @@ def pods_of(
     provisioning: Mapping[str, str] | None = None,
     workers: Iterable[Object] = (),
 ) -> Pods:
-    living = tuple(pod for pod in pods if not is_being_deleted(pod) and not has_ended(pod))
+    living = tuple(pod for pod in pods if not reading.is_being_deleted(pod) and not has_ended(pod))
     recently = (pod for pod in pods if has_ended(pod) and at - ended_at(pod) < CRASH_IS_OVER_S)
-    ended = sorted((pod for pod in recently if not is_being_deleted(pod)), key=ended_at, reverse=True)
+    ended = sorted((pod for pod in recently if not reading.is_being_deleted(pod)), key=ended_at, reverse=True)
     workers = tuple(workers)
-    joining = tuple(pod for pod in workers if not is_being_deleted(pod) and not has_ended(pod))
-    grouped = (pod for pod in (*pods, *workers) if label(pod, GROUPS_LABEL) and is_being_deleted(pod))
+    joining = tuple(pod for pod in workers if not reading.is_being_deleted(pod) and not has_ended(pod))
+    grouped = (pod for pod in (*pods, *workers) if reading.label(pod, GROUPS_LABEL) and reading.is_being_deleted(pod))
     crashed = tuple(pod for pod in grouped if crash_of(pod))
     return Pods(living, at, warnings, _forbidden(deployment), provisioning or {}, tuple(ended), joining, crashed)
 
 
 def is_ready(pod: Object) -> bool:
-    return is_true(pod, "Ready")
+    return reading.is_true(pod, "Ready")
 
 
 def revision_of(pod: Object) -> str:
-    return label(pod, REVISION_LABEL)
+    return reading.label(pod, REVISION_LABEL)
 
 
 def _replaces(pod: Object, other: Object) -> bool:
     """Was `pod` created after `other` had ended? The kubelet may update the time of the end for a while."""
-    return created_s(pod) >= ended_at(other) - PATIENCE_S
+    return reading.created_s(pod) >= ended_at(other) - PATIENCE_S
 
 
 def _forbidden(deployment: Object | None) -> Trouble | None:
     """Why the API server refuses new pods of the Deployment: a quota, a policy, a missing priority class."""
-    failure = condition_of(deployment or {}, "ReplicaFailure")
+    failure = reading.condition_of(deployment or {}, "ReplicaFailure")
     if failure.get("status") != "True":
         return None
-    sentence = without_made_up_name(text(failure, "message"))
-    return Trouble(ConditionReason.POD_CANNOT_START, f"No pod can be made: {cut(sentence, 500)}")
+    sentence = without_made_up_name(reading.text(failure, "message"))
+    return Trouble(ConditionReason.POD_CANNOT_START, f"No pod can be made: {reading.cut(sentence, 500)}")
 
 
 def why_not_running(job: Object | None, pod: Object | None, warnings: Mapping[str, str], at: float) -> str:
     """A sentence about the pod of `job` that has not begun; empty if there is nothing to report."""
     if pod is None:
-        return cut(without_made_up_name(warnings.get(name_of(job or {}), "")), 500)
-    return "" if text(pod, "status", "phase") == "Running" else pods_of(None, [pod], warnings, at).why_not_ready()
+        return reading.cut(without_made_up_name(warnings.get(reading.name_of(job or {}), "")), 500)
+    return (
+        "" if reading.text(pod, "status", "phase") == "Running" else pods_of(None, [pod], warnings, at).why_not_ready()
+    )

@@ -19,15 +19,7 @@ from outrider_operator.cluster_model import Object
 from outrider_operator.decide.desired.profile_store import FIRST_RETRY_S, Failure, Store
 from outrider_operator.decide.pods.job_pods import why_failed
 from outrider_operator.decide.pods.pod_troubles import has_ended, how_it_ended
-from outrider_operator.validation.reading import (
-    InvalidInput,
-    annotation,
-    created_s,
-    cut,
-    last_lines,
-    text,
-    uid_of,
-)
+from outrider_operator.validation import reading
 from outrider_operator.validation.reports import Termination, termination_of
 
 MEASUREMENT_ANNOTATION = "outrider.dev/asked"
@@ -67,14 +59,14 @@ def attempt_hash(spec: SpeculativeServiceSpec, image: str) -> str:
 def request_of(job: Object) -> MeasurementRequest | None:
     """The measurements in the annotation of `job`; None if it cannot be read."""
     try:
-        document = from_json(annotation(job, MEASUREMENT_ANNOTATION))
+        document = from_json(reading.annotation(job, MEASUREMENT_ANNOTATION))
         keys = ProfileKeys.model_validate(document["keys"], extra="ignore")
         request = MeasurementRequest(
             keys=keys,
             target=bool(document["target"]),
             drafters=tuple(name for name in document["drafters"] if name in keys.drafters),
-            attempt=annotation(job, ATTEMPT_ANNOTATION),
-            reprofile=annotation(job, REPROFILE_ANNOTATION),
+            attempt=reading.annotation(job, ATTEMPT_ANNOTATION),
+            reprofile=reading.annotation(job, REPROFILE_ANNOTATION),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -92,13 +84,13 @@ _LAST_LINES = 6
 
 
 def is_running(pod: Object | None) -> bool:
-    return text(pod, "status", "phase") == "Running"
+    return reading.text(pod, "status", "phase") == "Running"
 
 
 def absorb(store: Store, job: Object, pod: Object | None, request: MeasurementRequest) -> Store:
     """`store` plus the outcome of `job`. Repeating it changes nothing, which shows that the outcome is stored."""
     words = termination_of(pod)
-    if words is None or isinstance(words.result, InvalidInput):
+    if words is None or isinstance(words.result, reading.InvalidInput):
         return _with_failures(store, request, dict.fromkeys(request.measured_keys, _died(job, pod, words)))
     return _with_result(store, job, request, words.result)
 
@@ -125,8 +117,8 @@ def _with_failures(store: Store, request: MeasurementRequest, failures: Mapping[
 
 
 def _failure(job: Object, reason: str, message: str, *, may_pass: bool) -> Failure:
-    again_at = created_s(job) + FIRST_RETRY_S if may_pass else 0.0
-    return Failure(reason=reason, message=message, job=uid_of(job), tries=int(may_pass), again_at=again_at)
+    again_at = reading.created_s(job) + FIRST_RETRY_S if may_pass else 0.0
+    return Failure(reason=reason, message=message, job=reading.uid_of(job), tries=int(may_pass), again_at=again_at)
 
 
 def _failed_keys(request: MeasurementRequest, drafter: str) -> tuple[str, ...]:
@@ -138,11 +130,11 @@ def _failed_keys(request: MeasurementRequest, drafter: str) -> tuple[str, ...]:
 
 def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure:
     """A failure described by the profiler's last lines; without any, by how the pod ended, or by the Job controller."""
-    said = last_lines(words.message, _LAST_LINES) if words is not None else ""
-    is_late = text(pod, "status", "reason") == "DeadlineExceeded"
+    said = reading.last_lines(words.message, _LAST_LINES) if words is not None else ""
+    is_late = reading.text(pod, "status", "reason") == "DeadlineExceeded"
     if is_late:
         what = "It ran longer than profiling.timeout and was stopped"
-    elif words is not None and words.exit_code == 0 and isinstance(words.result, InvalidInput):
+    elif words is not None and words.exit_code == 0 and isinstance(words.result, reading.InvalidInput):
         what = f"It left no result that can be read ({words.result.detail})"
     elif words is not None:
         what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"
@@ -153,4 +145,4 @@ def _died(job: Object, pod: Object | None, words: Termination | None) -> Failure
     last = f"; its last lines: {said}" if said else ""
     # A container that never ran, or was not made, says nothing of what it should have measured.
     may_pass = words.reason == "StartError" if words is not None else not is_late
-    return _failure(job, "JobFailed", cut(what + last, _MESSAGE_LIMIT), may_pass=may_pass)
+    return _failure(job, "JobFailed", reading.cut(what + last, _MESSAGE_LIMIT), may_pass=may_pass)

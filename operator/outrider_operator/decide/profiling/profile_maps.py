@@ -8,14 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
+from outrider_crds import profile_keys
 from outrider_crds.profile import REPROFILE_ANNOTATION
-from outrider_crds.profile_keys import (
-    ProfileKeys,
-    has_same_meaning_everywhere,
-    is_drafter_the_same_everywhere,
-    settings_key,
-    target_key,
-)
 
 from outrider_operator.cluster_model import (
     CONFIG_MAP,
@@ -74,12 +68,12 @@ def profile_map(name: str, namespace: str, component: str, notes: dict[str, str]
     return {"apiVersion": "v1", "kind": CONFIG_MAP, "metadata": metadata, "data": data}
 
 
-def profile_notes(desired: DesiredState, keys: ProfileKeys) -> dict[str, str]:
+def profile_notes(desired: DesiredState, keys: profile_keys.ProfileKeys) -> dict[str, str]:
     """Annotations that tell what a profile was measured for."""
     return {
         PRODUCT_NOTE: keys.product,
         MODEL_NOTE: desired.spec.target.name,
-        SETTINGS_NOTE: settings_key(desired.spec, keys.product),
+        SETTINGS_NOTE: profile_keys.settings_key(desired.spec, keys.product),
     }
 
 
@@ -157,7 +151,7 @@ def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) ->
     """Publish the stored profiles of a service in a trusted namespace."""
     desired, settings, documents = view.desired, view.world.settings, view.sources.shared.documents
     is_trusted = view.owner.namespace in settings.profiling_shared_from
-    if not is_trusted or not has_same_meaning_everywhere(desired.spec):
+    if not is_trusted or not profile_keys.has_same_meaning_everywhere(desired.spec):
         return ConcernOutcome()
     creates: list[Object] = []
     applies: list[Object] = []
@@ -179,11 +173,13 @@ def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) ->
     return ConcernOutcome(create=tuple(creates), apply=tuple(applies), delete=deletes, published=published)
 
 
-def _shareable(store: Store, desired: DesiredState, keys: ProfileKeys) -> Store:
+def _shareable(store: Store, desired: DesiredState, keys: profile_keys.ProfileKeys) -> Store:
     """The measurements in `store` that are valid in every namespace."""
-    if not store.has_target(keys) or target_key(desired.spec, keys.product, desired.image) != keys.target:
+    if not store.has_target(keys) or profile_keys.target_key(desired.spec, keys.product, desired.image) != keys.target:
         return Store()
-    names = (drafter.name for drafter in desired.spec.draft_pool if is_drafter_the_same_everywhere(drafter))
+    names = (
+        drafter.name for drafter in desired.spec.draft_pool if profile_keys.is_drafter_the_same_everywhere(drafter)
+    )
     shared = {keys.drafters[name] for name in names if name in keys.drafters}
     return Store(store.target, {key: drafter for key, drafter in store.drafters.items() if key in shared})
 

@@ -24,18 +24,11 @@ from outrider_operator.cluster_model import (
     groups_name,
     hot_map_name,
 )
+from outrider_operator.decide.desired import revisions
 from outrider_operator.decide.desired.desired_state import DesiredState
-from outrider_operator.decide.desired.revisions import (
-    Revision,
-    current_revision_name,
-    orphaned_maps,
-    revision_in,
-    revision_map,
-    unneeded_maps,
-)
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.outcome import ConcernOutcome, earliest_s
-from outrider_operator.decide.ownership import Children, Ownership, labels, owner_reference, selector
+from outrider_operator.decide.ownership import Children, Ownership, child_document, owner_reference, selector
 from outrider_operator.decide.workloads.serving_workload import (
     predecessors,
     superseded,
@@ -73,13 +66,13 @@ def unneeded_children(
     children: Children, desired: DesiredState, in_use: set[str], objects: list[Object]
 ) -> ConcernOutcome:
     """`objects`, and the children that are no longer needed. in_use: revisions that pods of any kind still have."""
-    running = {revision_in(workload) for workload in (*children.workloads, children.canary)}
+    running = {revisions.revision_in(workload) for workload in (*children.workloads, children.canary)}
     needed = {desired.spec_revision.name, *running, *in_use}
     policies, replaced = _unwanted_policies(children, objects), superseded(children, desired)
     return ConcernOutcome(
         objects=tuple(objects),
-        unwanted=(*unneeded_maps(children, needed), *policies, *replaced),
-        adopt=tuple(_adoption(children, document) for document in orphaned_maps(children, needed)),
+        unwanted=(*revisions.unneeded_maps(children, needed), *policies, *replaced),
+        adopt=tuple(_adoption(children, document) for document in revisions.orphaned_maps(children, needed)),
     )
 
 
@@ -94,11 +87,11 @@ def _adoption(children: Children, document: Object) -> Adoption:
 
 def rollout_refusal(children: Children, desired: DesiredState, refusals: Iterable[ApiRefusal]) -> ApiRefusal | None:
     """Why the revision of the spec cannot be rolled out: its ConfigMap or the workload is refused; else None."""
-    if desired.is_waiting or current_revision_name(children) == desired.spec_revision.name:
+    if desired.is_waiting or revisions.current_revision_name(children) == desired.spec_revision.name:
         return None
     refused = {refusal.write: refusal for refusal in refusals if not refusal.is_stored}
     steps = (
-        revision_map(children.owner, desired.spec_revision),
+        revisions.revision_map(children.owner, desired.spec_revision),
         workload(children.owner, desired, desired.spec_revision),
     )
     writes = [fingerprint(_write(children, stamp(step))) for step in steps] if refused else []
@@ -114,7 +107,7 @@ def _unwanted_policies(children: Children, objects: list[Object]) -> list[Object
     return [policy for policy in present if policy is not None and _key(policy) not in desired]
 
 
-def _has_groups(children: Children, revision: Revision | None) -> bool:
+def _has_groups(children: Children, revision: revisions.Revision | None) -> bool:
     return children.groups is not None or (revision is not None and revision.boot.engine.nodes > 1)
 
 
@@ -131,9 +124,9 @@ def serving_objects(children: Children, desired: DesiredState, admin_port_peers:
         objects.append(network_policy(owner, admin_port_peers, in_groups=in_groups))
         objects += [groups_policy(owner)] if in_groups else []
     if revision is not None:  # None: the first revision must wait
-        revision_maps = [] if revision in desired.stored else [revision_map(owner, revision)]
+        revision_maps = [] if revision in desired.stored else [revisions.revision_map(owner, revision)]
         objects += revision_maps
-        runs = current_revision_name(children) == revision.name
+        runs = revisions.current_revision_name(children) == revision.name
         is_mountable = runs or _is_mountable(children, [stamp(document) for document in revision_maps])
         if is_mountable and not waits_to_change_kind(children, desired, revision):
             objects.append(workload(owner, desired, revision))
@@ -160,19 +153,19 @@ def _key(child: Object) -> tuple[str, str]:
 
 def service_account(owner: ServiceIdentity) -> Object:
     """A ServiceAccount without rights or token: pods do not talk to the API server."""
-    return {**_child(owner, "v1", SERVICE_ACCOUNT, owner.name), "automountServiceAccountToken": False}
+    return child_document(owner, SERVICE_ACCOUNT, owner.name, automountServiceAccountToken=False)
 
 
 def hot_map(owner: ServiceIdentity, hot: HotConfig) -> Object:
     data = {CONFIG_KEY: json.dumps(hot.wire(), indent=1, sort_keys=True)}
-    return {**_child(owner, "v1", CONFIG_MAP, hot_map_name(owner.name)), "data": data}
+    return child_document(owner, CONFIG_MAP, hot_map_name(owner.name), data=data)
 
 
 def service(owner: ServiceIdentity) -> Object:
     """The OpenAI-compatible endpoint. The admin port is not behind it."""
     port = {"name": "http", "port": 80, "targetPort": SERVING_PORT, "protocol": "TCP"}
     spec = {"selector": selector(owner.name), "ports": [port]}
-    return {**_child(owner, "v1", KUBERNETES_SERVICE, owner.name), "spec": spec}
+    return child_document(owner, KUBERNETES_SERVICE, owner.name, spec=spec)
 
 
 def disruption_budget(owner: ServiceIdentity, unready_canaries: int = 0, *, in_groups: bool = False) -> Object:
@@ -187,7 +180,7 @@ def disruption_budget(owner: ServiceIdentity, unready_canaries: int = 0, *, in_g
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": _pods_of_groups(owner) if in_groups else {"matchLabels": selector(owner.name)},
     }
-    return {**_child(owner, "policy/v1", DISRUPTION_BUDGET, owner.name), "spec": spec}
+    return child_document(owner, DISRUPTION_BUDGET, owner.name, spec=spec)
 
 
 def network_policy(owner: ServiceIdentity, admin_port_peers: tuple[Object, ...], *, in_groups: bool = False) -> Object:
@@ -203,14 +196,14 @@ def network_policy(owner: ServiceIdentity, admin_port_peers: tuple[Object, ...],
     ]
     spec = {"podSelector": {"matchLabels": selector(owner.name)}, "policyTypes": ["Ingress"], "ingress": ingress}
     name = network_policy_name(owner.name)
-    return {**_child(owner, "networking.k8s.io/v1", NETWORK_POLICY, name), "spec": spec}
+    return child_document(owner, NETWORK_POLICY, name, spec=spec)
 
 
 def groups_policy(owner: ServiceIdentity) -> Object:
     """A policy that opens workers to the pods of groups, on all ports. Nothing else reaches a worker."""
     workers = {"matchLabels": {SERVICE_LABEL: owner.name, COMPONENT_LABEL: WORKER}}
     spec = {"podSelector": workers, "policyTypes": ["Ingress"], "ingress": [_from_groups(owner)]}
-    return {**_child(owner, "networking.k8s.io/v1", NETWORK_POLICY, groups_name(owner.name)), "spec": spec}
+    return child_document(owner, NETWORK_POLICY, groups_name(owner.name), spec=spec)
 
 
 def _from_groups(owner: ServiceIdentity) -> Object:
@@ -233,16 +226,3 @@ def network_policy_name(service: str) -> str:
 
 def _port(number: int) -> Object:
     return {"protocol": "TCP", "port": number}
-
-
-def _child(owner: ServiceIdentity, api_version: str, kind: str, name: str) -> Object:
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": owner.namespace,
-            "labels": labels(owner.name),
-            "ownerReferences": [owner_reference(owner, controller=True)],
-        },
-    }

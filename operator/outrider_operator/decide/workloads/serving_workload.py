@@ -21,33 +21,19 @@ from outrider_operator.cluster_model import (
     ServiceIdentity,
     groups_name,
 )
+from outrider_operator.decide.desired import revisions, rollout_gate
 from outrider_operator.decide.desired.desired_state import IMAGE_ANNOTATION, DesiredState, hardware
-from outrider_operator.decide.desired.revisions import (
-    READY_ANNOTATION,
-    Revision,
-    current_revision_name,
-    revision_annotations,
-    revision_in,
-)
-from outrider_operator.decide.desired.rollout_gate import (
-    DEADLINE_S,
-    HOLD,
-    HOLD_ANNOTATION,
-    HOLD_S,
-    SHRUNK,
-    SHRUNK_ANNOTATION,
-)
-from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.decide.ownership import Children, child_document, selector
 from outrider_operator.validation.reading import annotation, integer, items, mapping
 
 
-def workload(owner: ServiceIdentity, desired: DesiredState, revision: Revision) -> Object:
+def workload(owner: ServiceIdentity, desired: DesiredState, revision: revisions.Revision) -> Object:
     """The object that runs `revision`."""
     make = leader_worker_set if _kind(revision) == LEADER_WORKER_SET else deployment
     return make(owner, desired, revision)
 
 
-def waits_to_change_kind(children: Children, desired: DesiredState, revision: Revision) -> bool:
+def waits_to_change_kind(children: Children, desired: DesiredState, revision: revisions.Revision) -> bool:
     """Is the service paused before the first pod of the kind that `revision` needs?"""
     kinds = {present["kind"] for present in children.workloads}
     return desired.spec.paused and bool(kinds) and _kind(revision) not in kinds
@@ -63,11 +49,11 @@ def predecessors(children: Children, desired: DesiredState) -> list[Object]:
     return [
         _scaled(children.owner, desired, other, stored[name])
         for other in others
-        if (name := revision_in(other)) in stored
+        if (name := revisions.revision_in(other)) in stored
     ]
 
 
-def _scaled(owner: ServiceIdentity, desired: DesiredState, present: Object, revision: Revision) -> Object:
+def _scaled(owner: ServiceIdentity, desired: DesiredState, present: Object, revision: revisions.Revision) -> Object:
     """`present`, which runs `revision`, with the replicas of `desired`. It keeps the image that it was made with."""
     made = workload(owner, replace(desired, gate=desired.gate.of(present)), revision)
     image = {IMAGE_ANNOTATION: annotation(present, IMAGE_ANNOTATION)}
@@ -79,7 +65,7 @@ def superseded(children: Children, desired: DesiredState) -> list[Object]:
     """The workload of the other kind, once as many replicas of `desired` are ready: engine.nodes was changed."""
     current, revision = children.workload, desired.running
     others = [other for other in children.workloads if other["kind"] != (current or {}).get("kind")]
-    if desired.spec.paused or current is None or revision is None or revision_in(current) != revision.name:
+    if desired.spec.paused or current is None or revision is None or revisions.revision_in(current) != revision.name:
         return []
     is_open = not desired.gate.is_closed(revision) and integer(current, "spec", "replicas") == desired.replicas
     is_observed = integer(current, "status", "observedGeneration") >= integer(current, "metadata", "generation")
@@ -87,42 +73,37 @@ def superseded(children: Children, desired: DesiredState) -> list[Object]:
     return others if is_open and is_observed and is_enough else []
 
 
-def _kind(revision: Revision) -> str:
+def _kind(revision: revisions.Revision) -> str:
     return LEADER_WORKER_SET if revision.boot.engine.nodes > 1 else DEPLOYMENT
 
 
 _HISTORY = 2
 
 
-def deployment(owner: ServiceIdentity, desired: DesiredState, revision: Revision) -> Object:
+def deployment(owner: ServiceIdentity, desired: DesiredState, revision: revisions.Revision) -> Object:
     """The Deployment that runs `revision`. Its replicas follow spec.replicas, which autoscalers write."""
+    spec = {
+        "replicas": _replicas(desired, revision),
+        "paused": desired.spec.paused,
+        "revisionHistoryLimit": _HISTORY,
+        **_pace(desired.spec.rollout, is_held=desired.gate.is_closed(revision)),
+        "selector": {"matchLabels": selector(owner.name)},
+        "template": revision.template,
+    }
+    return child_document(owner, DEPLOYMENT, owner.name, annotations=_annotations(desired, revision), spec=spec)
+
+
+def _annotations(desired: DesiredState, revision: revisions.Revision) -> dict[str, str]:
+    """Annotations of the workload, from which a lost revision is made again and an upgrade of the operator learns."""
     kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
     return {
-        "apiVersion": "apps/v1",
-        "kind": DEPLOYMENT,
-        "metadata": {
-            "name": owner.name,
-            "namespace": owner.namespace,
-            "labels": labels(owner.name),
-            "annotations": {
-                IMAGE_ANNOTATION: f"{kind} {desired.running_image}",
-                **revision_annotations(revision),
-                **({READY_ANNOTATION: desired.ready_revision} if desired.ready_revision else {}),
-            },
-            "ownerReferences": [owner_reference(owner, controller=True)],
-        },
-        "spec": {
-            "replicas": _replicas(desired, revision),
-            "paused": desired.spec.paused,
-            "revisionHistoryLimit": _HISTORY,
-            **_pace(desired.spec.rollout, is_held=desired.gate.is_closed(revision)),
-            "selector": {"matchLabels": selector(owner.name)},
-            "template": revision.template,
-        },
+        IMAGE_ANNOTATION: f"{kind} {desired.running_image}",
+        **revisions.revision_annotations(revision),
+        **({revisions.READY_ANNOTATION: desired.ready_revision} if desired.ready_revision else {}),
     }
 
 
-def _replicas(desired: DesiredState, revision: Revision) -> int:
+def _replicas(desired: DesiredState, revision: revisions.Revision) -> int:
     gate = desired.gate
     if gate.in_groups and gate.is_closed(revision):  # the first pod starts next to the groups that serve
         return min(desired.replicas, 1)
@@ -146,7 +127,11 @@ def _pace(rollout: Rollout, *, is_held: bool) -> Object:
         return {"progressDeadlineSeconds": deadline_s, "strategy": strategy}
     surge = _held_surge(rollout)
     strategy = _strategy(surge, 1 - surge)
-    return {"minReadySeconds": HOLD_S, "progressDeadlineSeconds": DEADLINE_S, "strategy": strategy}
+    return {
+        "minReadySeconds": rollout_gate.HOLD_S,
+        "progressDeadlineSeconds": rollout_gate.DEADLINE_S,
+        "strategy": strategy,
+    }
 
 
 def _strategy(max_surge: int, max_unavailable: int) -> Object:
@@ -161,7 +146,7 @@ def pods_are_placed(children: Children, desired: DesiredState) -> bool:
     if desired.spec.replicas == 0 or desired.running is None:
         return True
     current = children.workload
-    if current is None or current_revision_name(children) != desired.running.name:
+    if current is None or revisions.current_revision_name(children) != desired.running.name:
         return False
     is_observed = integer(current, "status", "observedGeneration") == integer(current, "metadata", "generation")
     created, updated = integer(current, "status", "replicas"), integer(current, "status", "updatedReplicas")
@@ -172,43 +157,31 @@ _OF_A_LEADER = ("ports", "lifecycle", "startupProbe", "readinessProbe", "livenes
 """Fields of the runtime container that a worker lacks: it listens to its leader alone, and ends when that is gone."""
 
 
-def leader_worker_set(owner: ServiceIdentity, desired: DesiredState, revision: Revision) -> Object:
+def leader_worker_set(owner: ServiceIdentity, desired: DesiredState, revision: revisions.Revision) -> Object:
     """The LeaderWorkerSet that runs `revision`. A pod that restarts takes its group along: its ranks are gone."""
-    kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
     is_held = desired.gate.is_closed(revision)
     replicas = _groups(desired, revision)
     is_shrunk = is_held and desired.gate.shrinks(replicas)
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": LEADER_WORKER_SET,
-        "metadata": {
-            "name": groups_name(owner.name),
-            "namespace": owner.namespace,
-            "labels": labels(owner.name),
-            "annotations": {
-                IMAGE_ANNOTATION: f"{kind} {desired.running_image}",
-                **revision_annotations(revision),
-                **({READY_ANNOTATION: desired.ready_revision} if desired.ready_revision else {}),
-                **({HOLD_ANNOTATION: HOLD} if is_held else {}),
-                **({SHRUNK_ANNOTATION: SHRUNK} if is_shrunk else {}),
-            },
-            "ownerReferences": [owner_reference(owner, controller=True)],
+    annotations = {
+        **_annotations(desired, revision),
+        **({rollout_gate.HOLD_ANNOTATION: rollout_gate.HOLD} if is_held else {}),
+        **({rollout_gate.SHRUNK_ANNOTATION: rollout_gate.SHRUNK} if is_shrunk else {}),
+    }
+    spec = {
+        "replicas": replicas,
+        "startupPolicy": "LeaderCreated",
+        "rolloutStrategy": {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": _pace_of_groups(desired, replicas, is_held=is_held, is_shrunk=is_shrunk),
         },
-        "spec": {
-            "replicas": replicas,
-            "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdateConfiguration": _pace_of_groups(desired, replicas, is_held=is_held, is_shrunk=is_shrunk),
-            },
-            "leaderWorkerTemplate": {
-                "size": revision.boot.engine.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": revision.template,
-                "workerTemplate": worker_template(revision.template),
-            },
+        "leaderWorkerTemplate": {
+            "size": revision.boot.engine.nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": revision.template,
+            "workerTemplate": worker_template(revision.template),
         },
     }
+    return child_document(owner, LEADER_WORKER_SET, groups_name(owner.name), annotations=annotations, spec=spec)
 
 
 def worker_template(leader: Object) -> Object:
@@ -223,7 +196,7 @@ def worker_template(leader: Object) -> Object:
     }
 
 
-def _groups(desired: DesiredState, revision: Revision) -> int:
+def _groups(desired: DesiredState, revision: revisions.Revision) -> int:
     """Groups to have now. A closed gate lets one start next to a Deployment's pods.
 
     A held rollout does not grow, since new groups would be of the new revision.
