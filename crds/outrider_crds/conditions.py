@@ -4,10 +4,132 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
 
-from outrider_crds.status import Condition, ConditionReason, ConditionStatus, ConditionType
+from pydantic import Field, WithJsonSchema
+
+from outrider_crds.base import Model
+from outrider_crds.texts import Message
 
 _MESSAGE_LIMIT = 2048
+
+
+class ConditionType(StrEnum):
+    SPEC_VALID = "SpecValid"
+    PROFILES_READY = "ProfilesReady"
+    AVAILABLE = "Available"
+    UPDATED = "Updated"
+    PROGRESSING = "Progressing"
+    READY = "Ready"
+    SPECULATION_ACTIVE = "SpeculationActive"
+    GOODPUT_HEALTHY = "GoodputHealthy"
+    SLO_ATTAINED = "SLOAttained"
+    INFERENCE_POOL_READY = "InferencePoolReady"
+    ADAPTERS_LOADED = "AdaptersLoaded"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class ConditionReason(StrEnum):
+    """Every reason a condition may carry, grouped by the condition that uses it."""
+
+    PENDING = "Pending"  # any condition, before its first evaluation
+    # SpecValid
+    ACCEPTED = "Accepted"
+    INVALID_SPEC = "InvalidSpec"
+    NAME_CONFLICT = "NameConflict"
+    HOST_PATH_FORBIDDEN = "HostPathForbidden"
+    PROMETHEUS_NOT_CONFIGURED = "PrometheusNotConfigured"
+    NOT_INSTALLED = "NotInstalled"  # InferencePoolReady too
+    CHILD_REJECTED = "ChildRejected"
+    # ProfilesReady
+    PROFILED = "Profiled"
+    LEARNING = "Learning"
+    PROFILING = "Profiling"
+    PROFILE_FAILED = "Failed"
+    NOISY = "Noisy"
+    STALE = "Stale"
+    NO_MATCHING_NODE = "NoMatchingNode"
+    VOCABULARY_MISMATCH = "VocabularyMismatch"
+    WAITING_FOR_SERVING_POD = "WaitingForServingPod"
+    # Available, Ready
+    ENOUGH_READY_PODS = "EnoughReadyPods"
+    TOO_FEW_READY_PODS = "TooFewReadyPods"
+    ENDPOINT_READY = "EndpointReady"
+    NO_READY_ENDPOINT = "NoReadyEndpoint"
+    SCALED_TO_ZERO = "ScaledToZero"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    POD_CRASHING = "PodCrashing"
+    POD_CANNOT_START = "PodCannotStart"
+    POD_ENDED = "PodEnded"
+    # Updated, Progressing
+    UP_TO_DATE = "UpToDate"
+    ROLLING_OUT = "RollingOut"
+    CONFIG_PENDING = "ConfigPending"
+    WAITING_FOR_PROFILE = "WaitingForProfile"
+    WAITING_FOR_MODELS = "WaitingForModels"
+    COMPLETE = "Complete"
+    STALLED = "Stalled"
+    NO_CAPACITY = "NoCapacity"
+    DRAFTER_NOT_LOADED = "DrafterNotLoaded"
+    CANARY_STARTING = "CanaryStarting"
+    CANARY_MEASURING = "CanaryMeasuring"
+    CANARY_RUNNING = "CanaryRunning"
+    CANARY_FAILED = "CanaryFailed"
+    CANARY_ERROR = "CanaryError"
+    CANARY_INCONCLUSIVE = "CanaryInconclusive"
+    PAUSED = "Paused"
+    # SpeculationActive
+    PAYS = "Pays"
+    NOT_WORTH_IT = "NotWorthIt"
+    MEASURED_SLOWER = "MeasuredSlower"
+    OFF = "Off"
+    NO_DRAFTER = "NoDrafter"
+    NO_TRAFFIC = "NoTraffic"
+    MEASURING = "Measuring"
+    # GoodputHealthy, SLOAttained
+    GOODPUT_AS_PREDICTED = "AsPredicted"
+    BELOW_BASELINE = "BelowBaseline"
+    ATTAINED = "Attained"
+    MISSED = "Missed"
+    INFEASIBLE = "Infeasible"
+    NO_SLO_CLASSES = "NoSLOClasses"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    # InferencePoolReady; NameConflict and ChildRejected too
+    POOL_CURRENT = "PoolCurrent"
+    NOT_ATTACHED = "NotAttached"
+    NOT_ACCEPTED = "NotAccepted"
+    NOT_REQUESTED = "NotRequested"
+    # AdaptersLoaded
+    ALL_LOADED = "AllLoaded"
+    LOADING = "Loading"
+    NOT_LOADED = "NotLoaded"
+    NO_ADAPTERS = "NoAdapters"
+    # Reconciling, Stalled
+    RECONCILED = "Reconciled"
+    NOT_STALLED = "NotStalled"
+
+
+class Condition(Model):
+    type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 64})]
+    """Type of the condition: SpecValid, Ready, Updated and so on."""
+    status: ConditionStatus
+    """True, False, or Unknown if nothing was measured or observed yet."""
+    reason: Annotated[str, Field(min_length=1, max_length=64)]
+    """Reason for the status, in one word for programs."""
+    message: Message = ""
+    """Reason for the status, in a sentence for people. It says what to do if something is wrong."""
+    observed_generation: int = 0
+    """metadata.generation for which the condition was computed."""
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When the status last changed."""
 
 
 def condition(

@@ -12,11 +12,12 @@ from typing import Any
 
 import yaml
 
+from outrider_crds.conditions import ConditionType
 from outrider_crds.rules import RULES
 from outrider_crds.schema import JsonObject, structural_schema
 from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND, PLURAL, SpeculativeServiceSpec
-from outrider_crds.status import ConditionType, SpeculativeServiceStatus
+from outrider_crds.status import SpeculativeServiceStatus
 
 CRD_NAME = f"{PLURAL}.{API_GROUP}"
 REPOSITORY = Path(__file__).resolve().parents[2]

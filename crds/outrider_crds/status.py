@@ -1,134 +1,16 @@
-"""`SpeculativeService.status`, its condition types and their reasons."""
+"""`SpeculativeService.status`: figures and states for people and programs (see also `conditions`, `rollout_status`)."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from outrider_crds.base import MapList, Model
-from outrider_crds.counter_sums import Count
-from outrider_crds.counters import ArmCounters
+from outrider_crds.conditions import Condition
 from outrider_crds.lora_adapters import MOST_ADAPTERS
+from outrider_crds.rollout_status import RevisionStatus, RolloutStatus
 from outrider_crds.texts import Message, Text
-
-
-class ConditionType(StrEnum):
-    SPEC_VALID = "SpecValid"
-    PROFILES_READY = "ProfilesReady"
-    AVAILABLE = "Available"
-    UPDATED = "Updated"
-    PROGRESSING = "Progressing"
-    READY = "Ready"
-    SPECULATION_ACTIVE = "SpeculationActive"
-    GOODPUT_HEALTHY = "GoodputHealthy"
-    SLO_ATTAINED = "SLOAttained"
-    INFERENCE_POOL_READY = "InferencePoolReady"
-    ADAPTERS_LOADED = "AdaptersLoaded"
-    RECONCILING = "Reconciling"
-    STALLED = "Stalled"
-
-
-class ConditionStatus(StrEnum):
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
-
-
-class ConditionReason(StrEnum):
-    """Every reason a condition may carry, grouped by the condition that uses it."""
-
-    PENDING = "Pending"  # any condition, before its first evaluation
-    # SpecValid
-    ACCEPTED = "Accepted"
-    INVALID_SPEC = "InvalidSpec"
-    NAME_CONFLICT = "NameConflict"
-    HOST_PATH_FORBIDDEN = "HostPathForbidden"
-    PROMETHEUS_NOT_CONFIGURED = "PrometheusNotConfigured"
-    NOT_INSTALLED = "NotInstalled"  # InferencePoolReady too
-    CHILD_REJECTED = "ChildRejected"
-    # ProfilesReady
-    PROFILED = "Profiled"
-    LEARNING = "Learning"
-    PROFILING = "Profiling"
-    PROFILE_FAILED = "Failed"
-    NOISY = "Noisy"
-    STALE = "Stale"
-    NO_MATCHING_NODE = "NoMatchingNode"
-    VOCABULARY_MISMATCH = "VocabularyMismatch"
-    WAITING_FOR_SERVING_POD = "WaitingForServingPod"
-    # Available, Ready
-    ENOUGH_READY_PODS = "EnoughReadyPods"
-    TOO_FEW_READY_PODS = "TooFewReadyPods"
-    ENDPOINT_READY = "EndpointReady"
-    NO_READY_ENDPOINT = "NoReadyEndpoint"
-    SCALED_TO_ZERO = "ScaledToZero"
-    IMAGE_PULL_FAILED = "ImagePullFailed"
-    POD_CRASHING = "PodCrashing"
-    POD_CANNOT_START = "PodCannotStart"
-    POD_ENDED = "PodEnded"
-    # Updated, Progressing
-    UP_TO_DATE = "UpToDate"
-    ROLLING_OUT = "RollingOut"
-    CONFIG_PENDING = "ConfigPending"
-    WAITING_FOR_PROFILE = "WaitingForProfile"
-    WAITING_FOR_MODELS = "WaitingForModels"
-    COMPLETE = "Complete"
-    STALLED = "Stalled"
-    NO_CAPACITY = "NoCapacity"
-    DRAFTER_NOT_LOADED = "DrafterNotLoaded"
-    CANARY_STARTING = "CanaryStarting"
-    CANARY_MEASURING = "CanaryMeasuring"
-    CANARY_RUNNING = "CanaryRunning"
-    CANARY_FAILED = "CanaryFailed"
-    CANARY_ERROR = "CanaryError"
-    CANARY_INCONCLUSIVE = "CanaryInconclusive"
-    PAUSED = "Paused"
-    # SpeculationActive
-    PAYS = "Pays"
-    NOT_WORTH_IT = "NotWorthIt"
-    MEASURED_SLOWER = "MeasuredSlower"
-    OFF = "Off"
-    NO_DRAFTER = "NoDrafter"
-    NO_TRAFFIC = "NoTraffic"
-    MEASURING = "Measuring"
-    # GoodputHealthy, SLOAttained
-    GOODPUT_AS_PREDICTED = "AsPredicted"
-    BELOW_BASELINE = "BelowBaseline"
-    ATTAINED = "Attained"
-    MISSED = "Missed"
-    INFEASIBLE = "Infeasible"
-    NO_SLO_CLASSES = "NoSLOClasses"
-    METRICS_UNAVAILABLE = "MetricsUnavailable"
-    # InferencePoolReady; NameConflict and ChildRejected too
-    POOL_CURRENT = "PoolCurrent"
-    NOT_ATTACHED = "NotAttached"
-    NOT_ACCEPTED = "NotAccepted"
-    NOT_REQUESTED = "NotRequested"
-    # AdaptersLoaded
-    ALL_LOADED = "AllLoaded"
-    LOADING = "Loading"
-    NOT_LOADED = "NotLoaded"
-    NO_ADAPTERS = "NoAdapters"
-    # Reconciling, Stalled
-    RECONCILED = "Reconciled"
-    NOT_STALLED = "NotStalled"
-
-
-class Condition(Model):
-    type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 64})]
-    """Type of the condition: SpecValid, Ready, Updated and so on."""
-    status: ConditionStatus
-    """True, False, or Unknown if nothing was measured or observed yet."""
-    reason: Annotated[str, Field(min_length=1, max_length=64)]
-    """Reason for the status, in one word for programs."""
-    message: Message = ""
-    """Reason for the status, in a sentence for people. It says what to do if something is wrong."""
-    observed_generation: int = 0
-    """metadata.generation for which the condition was computed."""
-    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-    """When the status last changed."""
 
 
 class Summary(Model):
@@ -265,96 +147,6 @@ class DemandStatus(Model):
     """Tokens per second of a pod with that many requests."""
 
 
-class RolloutArm(Model):
-    name: Text
-    """stable (pool of the running revision) or candidate (pool of the spec)."""
-    requests: int = 0
-    """Finished requests."""
-    speedup: Text = ""
-    """Time that plain decoding would have taken for its tokens / time that they took, both by the latency model. The
-    gain is the candidate's speed-up / the stable's - 1."""
-    attainment_percent: Text = ""
-    """Share of the requests with an SLO class that met it."""
-    failures: int = 0
-    """Times that a drafter was suspended after an error."""
-
-
-class RolloutProduct(Model):
-    product: Text
-    """One of spec.accelerator.products."""
-    requests: int = 0
-    """Finished requests of the arm that has fewer."""
-    gain_percent: Text = ""
-    """Speed-up of candidate / speed-up of stable - 1; empty before minRequests."""
-    gain_range: Text = ""
-    """Range that holds the true gain for the traffic so far, in 95% of canaries, however often it is read."""
-    measured: bool = False
-    """True if a canary pod of this product has reported."""
-
-
-class RolloutSums(Model):
-    product: Text
-    """Product of the pod."""
-    pod: Text = ""
-    """Name of a canary pod, which may be gone; empty for processes that ended before."""
-    started_at: float = 0.0
-    """Unix time at which the pod's process started."""
-    restarts: Count = 0
-    """Processes of the pod that ended once it was ready with both pools."""
-    stable: ArmCounters = ArmCounters()
-    """Sums over the stable pool's requests."""
-    candidate: ArmCounters = ArmCounters()
-    """Sums over the candidate's requests."""
-
-
-class RolloutStatus(Model):
-    """The draft canary in progress, or the last one."""
-
-    phase: Text = ""
-    """Starting, Measuring, Promoting; at the end Successful, Failed, Error, Inconclusive, Superseded or Cancelled."""
-    cause: Text = ""
-    """Cause of the phase, in one word; empty where the phase says it."""
-    candidate: Text = ""
-    """Revision of the spec. The annotations outrider.dev/promote, abort and retry name it."""
-    stable: Text = ""
-    """Revision that the candidate is compared with, which the other pods run."""
-    observed_generation: int = 0
-    """metadata.generation for which the phase was computed."""
-    started_at: Text = ""
-    """Start of the attempt."""
-    candidate_percent: int = 0
-    """Share of the canary pod's requests that the candidate gets. With another share the counts start again."""
-    requests: int = 0
-    """Finished requests of the arm that has fewer."""
-    gain_percent: Text = ""
-    """Speed-up of candidate / speed-up of stable - 1, on the product with the lowest gain."""
-    gain_range: Text = ""
-    """Range that holds the true gain for the traffic so far, in 95% of canaries, however often it is read."""
-    summary: Text = ""
-    """Phase, requests and gain, for the printer column."""
-    arms: Annotated[list[RolloutArm], Field(max_length=2), MapList("name")] = []
-    """Both pools, summed over products."""
-    products: Annotated[list[RolloutProduct], Field(max_length=8), MapList("product")] = []
-    """Gain on each product. The candidate must not lose on any."""
-    message: Message = ""
-    """Result of the measurement, or how much longer it takes at this traffic."""
-    detail: Message = ""
-    """What the cause is about: a sentence of a pod or the cluster, an SLO class, or the missed leastGainPercent."""
-    obeyed: Annotated[list[Text], Field(max_length=8)] = []
-    """Orders by annotation that were carried out or came too late. Each acts once."""
-    ignored: Annotated[list[Text], Field(max_length=8)] = []
-    """Annotations that name no revision of this rollout."""
-    held_seconds: int = 0
-    """Seconds so far without a measurement (no canary pod reports, paused, phase Error). They do not count towards the
-    timeout."""
-    held_since: Text = ""
-    """Start of the present time without a measurement; empty while the timeout runs."""
-    idle_seconds: int = 0
-    """Seconds measured before the first request was counted."""
-    sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
-    """Counts so far, which survive restarts of pods and of the operator."""
-
-
 class PrefetchStatus(Model):
     """The download of hub models into the claim of spec.modelCache."""
 
@@ -368,27 +160,6 @@ class PrefetchStatus(Model):
     """What of them is on the claim, for example 12.3 GB; empty where the pod does not report."""
     total: Text = ""
     """What they take."""
-
-
-class RevisionPhase(StrEnum):
-    """How far the rollout of a revision is."""
-
-    ROLLING_OUT = "RollingOut"
-    NO_PODS = "NoPods"
-    """spec.replicas is 0."""
-    COMPLETE = "Complete"
-    """Every pod runs it, and each was ready at least once."""
-    PROVEN = "Proven"
-    """Complete, and a pod of it has had every drafter loaded."""
-
-
-class RevisionStatus(Model):
-    """The revision that pods should run."""
-
-    name: Text = ""
-    """Name of the revision."""
-    phase: Text = ""
-    """RollingOut, NoPods, Complete or Proven. Losing a pod later, or scaling, starts no rollout."""
 
 
 class SpeculativeServiceStatus(Model):

@@ -12,11 +12,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from outrider_crds.conditions import Condition
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.rules import violations
 from outrider_crds.runtime_state import RuntimeState, ServiceCounters
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import Condition, SpeculativeServiceStatus
+from outrider_crds.status import SpeculativeServiceStatus
 from pydantic import ValidationError
 
 from outrider_operator.configuration import OperatorSettings as OperatorSettings

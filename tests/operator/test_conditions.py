@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType
+from outrider_crds.conditions import ConditionType
 from outrider_operator.kinds import DEPLOYMENT, JOB, POD
 
 from tests.cluster.cluster import Cluster

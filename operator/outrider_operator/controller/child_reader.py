@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from outrider_crds.conditions import find_condition
+from outrider_crds.conditions import ConditionReason, ConditionType, find_condition
 from outrider_crds.rollout_settings import RolloutStrategy
-from outrider_crds.status import ConditionReason, ConditionType
 
 from outrider_operator import cluster_model, kinds
 from outrider_operator.cluster.api_error import ApiError

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from outrider_crds.conditions import find_condition
-from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType, SpeculativeServiceStatus
+from outrider_crds.conditions import ConditionReason, ConditionStatus, ConditionType, find_condition
+from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.cluster.api_error import ApiError
 from outrider_operator.cluster.apply import Applier

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
-from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
+from outrider_crds.conditions import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.plan import Adoption, Annotate, Delete

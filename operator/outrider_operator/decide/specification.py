@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
+from outrider_crds.conditions import ConditionReason
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
-from outrider_crds.status import ConditionReason
 
 from outrider_operator import cluster_model
 from outrider_operator.cluster_model import KindAccess, OperatorSettings

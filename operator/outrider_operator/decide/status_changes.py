@@ -10,15 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from outrider_crds.conditions import condition, find_condition, initial_conditions, set_condition
-from outrider_crds.status import (
+from outrider_crds.conditions import (
     Condition,
     ConditionReason,
     ConditionStatus,
     ConditionType,
-    RolloutStatus,
-    SpeculativeServiceStatus,
+    condition,
+    find_condition,
+    initial_conditions,
+    set_condition,
 )
+from outrider_crds.rollout_status import RolloutStatus
+from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.decide.outcome import Verdict, Verdicts, false, true
 from outrider_operator.plan import Event

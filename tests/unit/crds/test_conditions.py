@@ -5,8 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from outrider_crds.conditions import condition, find_condition, initial_conditions, set_condition, timestamp
-from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
+from outrider_crds.conditions import (
+    ConditionReason,
+    ConditionStatus,
+    ConditionType,
+    condition,
+    find_condition,
+    initial_conditions,
+    set_condition,
+    timestamp,
+)
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 READY = condition(

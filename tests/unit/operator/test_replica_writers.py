@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType
+from outrider_crds.conditions import ConditionType
 from outrider_operator.cluster_model import REPLICA_WRITER
 from outrider_operator.kinds import SERVICE
 from outrider_operator.validation.managed_fields import CONTEST_S, ReplicaWriter, newest_writer, noted, rivals
@@ -86,8 +86,7 @@ def test_cache_keeps_the_writer_and_no_managed_fields() -> None:
 
 def test_rivals_are_named_and_everything_else_goes_on() -> None:
     """The pods came and went, each change a good one, and no condition said why."""
-    world = World(manifest(replicas=2))
-    world.serve()
+    world = World(manifest(replicas=2)).served()
     before = world.deployment()
     world.replica_rivals = (GIT, HPA)
     world.settle()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider_crds.counters import LEAST_SUM_S, ArmCounters
-from outrider_crds.status import RolloutSums
+from outrider_crds.rollout_status import RolloutSums
 
 _MOST_REPORTS = 16
 """Reports up to which those of pods that are gone are kept: more would burden the status for no use."""

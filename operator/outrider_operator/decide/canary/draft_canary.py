@@ -13,9 +13,9 @@ from typing import TypeGuard
 
 from outrider_crds.base import seconds
 from outrider_crds.rollout_settings import RolloutStrategy
+from outrider_crds.rollout_status import RolloutStatus
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION, HotConfig, config_hash, hot_config
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import RolloutStatus
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.canary.machine import CanaryPods, CanaryStep, CanaryView, needs_canary, step

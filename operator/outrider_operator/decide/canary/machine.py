@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider_crds.base import seconds
 from outrider_crds.rollout_settings import OnInconclusive, RolloutCanary
-from outrider_crds.status import RolloutStatus, RolloutSums
+from outrider_crds.rollout_status import RolloutStatus, RolloutSums
 
 from outrider_operator.decide.canary.arms import Arms, arms_by_product, has_requests, updated
 from outrider_operator.decide.canary.judge import CanaryVerdict, Judgement, judge

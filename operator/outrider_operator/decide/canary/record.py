@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from outrider_crds.rollout_settings import OnInconclusive, RolloutCanary
-from outrider_crds.status import RolloutStatus
+from outrider_crds.rollout_status import RolloutStatus
 from pydantic import ValidationError
 
 from outrider_operator.cluster_model import Object

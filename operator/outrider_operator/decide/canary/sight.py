@@ -8,9 +8,9 @@ from functools import cached_property
 
 from outrider_crds.counters import ArmCounters
 from outrider_crds.rollout_settings import OnMissingDrafter
+from outrider_crds.rollout_status import RolloutStatus, RolloutSums
 from outrider_crds.runtime_state import MEMORY_WORDS, DrafterReport, RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import RolloutStatus, RolloutSums
 
 from outrider_operator.cluster_model import Object, canary_names, revision_map_name
 from outrider_operator.decide.canary.arms import impossible

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from outrider_crds.base import seconds
 from outrider_crds.counters import ArmCounters
-from outrider_crds.status import RolloutArm, RolloutProduct, RolloutStatus
+from outrider_crds.rollout_status import RolloutArm, RolloutProduct, RolloutStatus
 
 from outrider_operator.decide.canary.arms import Arms, arms_by_product
 from outrider_operator.decide.canary.draft_canary import CanaryRollout

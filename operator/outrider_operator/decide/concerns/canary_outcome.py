@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from outrider_crds.base import seconds
+from outrider_crds.conditions import ConditionReason
+from outrider_crds.rollout_status import RolloutStatus
 from outrider_crds.runtime_config import CONFIG_KEY
-from outrider_crds.status import ConditionReason, RolloutStatus, SpeculativeServiceStatus
+from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.cluster_model import (
     CANARY_TRACK,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_crds.status import ConditionReason, PrefetchStatus
+from outrider_crds.conditions import ConditionReason
+from outrider_crds.status import PrefetchStatus
 
 from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.figures.samples import bytes_text

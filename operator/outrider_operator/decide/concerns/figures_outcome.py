@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_crds.conditions import ConditionReason, ConditionType
 from outrider_crds.runtime_state import AdapterState, RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import AdapterStatus, ConditionReason, ConditionType
+from outrider_crds.status import AdapterStatus
 
 from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.concerns.judgement import goodput_healthy, slo_attained, speculation_active

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider_crds.conditions import ConditionReason, ConditionStatus, ConditionType
 from outrider_crds.runtime_config import SERVING_PORT
 from outrider_crds.spec import Gateway, SpeculativeServiceSpec
-from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator import cluster_model
 from outrider_operator.cluster_model import KindAccess, Object

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from outrider_crds.base import seconds
+from outrider_crds.conditions import ConditionReason, ConditionStatus, ConditionType
 from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_crds.spec import SLOClassSpec, SpeculationMode, SpeculativeServiceSpec
-from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType
 
 from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures import samples

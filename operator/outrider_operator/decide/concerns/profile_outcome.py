@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from outrider_crds.conditions import ConditionReason, ConditionType
 from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import REPROFILE_ANNOTATION, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpec
-from outrider_crds.status import BreakEven, ConditionReason, ConditionType, LongContextStatus, ProfileStatus
+from outrider_crds.status import BreakEven, LongContextStatus, ProfileStatus
 
 from outrider_operator.cluster_model import CONFIG_MAP, JOB
 from outrider_operator.decide.desired.profile_store import Failure

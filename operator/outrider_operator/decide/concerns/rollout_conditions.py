@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_crds.status import ConditionReason
+from outrider_crds.conditions import ConditionReason
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
 from outrider_operator.decide.concerns.canary_outcome import canary_progressing, canary_updated

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from outrider_crds.base import seconds
-from outrider_crds.status import ConditionReason, RevisionPhase, RevisionStatus
+from outrider_crds.conditions import ConditionReason
+from outrider_crds.rollout_status import RevisionPhase, RevisionStatus
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object
 from outrider_operator.decide.concerns.specification_outcome import refused

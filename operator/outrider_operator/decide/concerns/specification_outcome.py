@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outrider_crds.status import ConditionReason, ConditionType
+from outrider_crds.conditions import ConditionReason, ConditionType
 
 from outrider_operator.cluster_model import INFERENCE_POOL, SERVING, ApiRefusal, Observed
 from outrider_operator.decide.desired.service_world import ServiceWorld

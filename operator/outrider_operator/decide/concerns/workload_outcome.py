@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider_crds.conditions import ConditionReason, ConditionType
+from outrider_crds.rollout_status import RevisionStatus
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
-from outrider_crds.status import ConditionReason, ConditionType, RevisionStatus
 
 from outrider_operator.cluster_model import LEADER_WORKER_SET, Object, groups_name
 from outrider_operator.decide.concerns.canary_outcome import canary_hot_map

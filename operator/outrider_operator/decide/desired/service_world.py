@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from outrider_crds.conditions import find_condition
+from outrider_crds.conditions import Condition, ConditionType, find_condition
 from outrider_crds.rules import violations
 from outrider_crds.runtime_config import CONFIG_KEY, HotConfig
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
-from outrider_crds.status import Condition, ConditionType
 from pydantic import ValidationError
 
 from outrider_operator.cluster_model import (

@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider_crds.conditions import find_condition
+from outrider_crds.conditions import Condition, ConditionType, find_condition
 from outrider_crds.counters import SpeedupCounters
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.status import Condition, ConditionType, SpeculativeServiceStatus
+from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
 

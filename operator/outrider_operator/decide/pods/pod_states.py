@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
 
-from outrider_crds.status import ConditionReason
+from outrider_crds.conditions import ConditionReason
 
 from outrider_operator.cluster_model import GROUPS_LABEL, REVISION_LABEL, Object
 from outrider_operator.decide.pods.pod_troubles import (

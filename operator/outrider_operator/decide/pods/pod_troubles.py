@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from outrider_crds.status import ConditionReason
+from outrider_crds.conditions import ConditionReason
 
 from outrider_operator.cluster_model import Object
 from outrider_operator.validation.reading import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -47,8 +47,7 @@ def test_the_accelerator_stands_in_the_status_as_people_write_it() -> None:
 
 def test_a_service_is_measured_rolled_out_and_updated() -> None:
     """The happy path: the Job starts once the pods have nodes, its result is stored, then it goes."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     assert world.jobs() == [], "serving pods are placed before a Job may take their room"
     world.roll_out()
     world.settle()
@@ -80,8 +79,7 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
 
 def test_the_stored_profile_is_what_the_runtime_mounts() -> None:
     """target.json and <drafter key>.json under the target key that the boot config names."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     boot = json.loads(world.objects[CONFIG_MAP, f"chat-{world.revision()}"]["data"]["config.json"])
     keys = boot["profileKeys"][0]
     stored = world.objects[CONFIG_MAP, f"outrider-profile-{keys['target']}"]["data"]
@@ -91,10 +89,8 @@ def test_the_stored_profile_is_what_the_runtime_mounts() -> None:
 
 def test_a_draft_that_is_patched_in_is_measured_alone() -> None:
     """A Job measures only what is missing."""
-    world = World(manifest())
-    world.serve()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world = World(manifest()).served()
+    world.change(draftPool=[PLD, EAGLE])
     world.roll_out()
     world.settle()
     request = world.created_jobs[-1]
@@ -110,8 +106,7 @@ def test_three_products_get_three_jobs_and_annotated_pods() -> None:
     world = World(
         manifest(accelerator={"products": products}, replicas=2),
         nodes=tuple(gpu_node(f"node-{p}", p) for p in products),
-    )
-    world.settle()
+    ).settled()
     pod = world.deployment()["spec"]["template"]["spec"]
     mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
     assert all(f"/etc/outrider/profiles/{p}" in mounts for p in products)
@@ -131,8 +126,7 @@ def test_a_job_runs_on_its_product_under_the_limits_of_the_spec() -> None:
             profiling={"timeout": "10m", "timeBudget": "2m"},
         ),
         nodes=(gpu_node("a", "NVIDIA-H200"),),
-    )
-    world.settle()
+    ).settled()
     world.roll_out()
     plan = world.reconcile()
     job = find(plan, JOB)[0]
@@ -149,8 +143,7 @@ def test_a_job_runs_on_its_product_under_the_limits_of_the_spec() -> None:
 
 def test_an_idle_service_is_not_written() -> None:
     """50 idle services stay under one API write a minute: nothing to do means nothing done, and no new status."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     for _ in range(5):
         world.now += 60
         before = world.services["chat"]["status"]
@@ -169,7 +162,6 @@ def test_new_service_gets_no_event_for_its_initial_conditions() -> None:
 
 def test_a_rollout_that_is_complete_is_one_event() -> None:
     """Three hundred new services: each event is a write of its own."""
-    world = World(manifest(replicas=0))
-    world.settle()
+    world = World(manifest(replicas=0)).settled()
     world.roll_out()
     assert [event.reason for event in world.reconcile().events] == ["UpdatedUpToDate"]

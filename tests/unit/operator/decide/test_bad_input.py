@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import TOO_LARGE
 from outrider_operator.decide.desired.revisions import CONTENTS_ANNOTATION, _fingerprint
 
@@ -33,8 +33,7 @@ WRITABLE = {"volumes": [{"name": "v", **HOST}], "volumeMounts": [{"name": "v", "
 )
 def test_spec_that_cannot_be_applied_changes_nothing(change: dict[str, Any], reason: str, remedy: str) -> None:
     """SpecValid=False never touches Ready; Updated tells CI why it waits in vain; no retry loop."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.patch(**change)
     plan = world.reconcile()
     assert plan.is_idle
@@ -53,8 +52,7 @@ def test_host_paths_are_served_where_the_chart_allows_them() -> None:
     """And mounted read-only, as an existing folder."""
     world = World(
         manifest(target={"name": "m", "source": HOST}), settings=settings_with(allowed_host_paths=("/models",))
-    )
-    world.settle()
+    ).settled()
     pod = world.deployment()["spec"]["template"]["spec"]
     assert {"name": "outrider-model-target", "hostPath": {"path": "/models/x", "type": "Directory"}} in pod["volumes"]
     mounts = pod["containers"][0]["volumeMounts"]
@@ -106,8 +104,7 @@ def test_an_object_of_someone_else_is_not_touched(owner: dict[str, Any] | None) 
 
 def test_children_of_a_deleted_namesake_are_waited_for() -> None:
     """Deleted and made again at once: garbage collection has not taken the old children yet."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     world.services["chat"]["metadata"]["uid"] = "another"
     plan = world.reconcile()
     assert not plan.apply
@@ -121,8 +118,7 @@ def test_children_of_a_deleted_namesake_are_waited_for() -> None:
 @pytest.mark.parametrize("kind", ["Deployment", "Service"])
 def test_a_child_that_a_finalizer_holds_is_named(kind: str) -> None:
     """It may stay for ever, so a condition must tell why the service does not come up."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     terminating = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/stuck"]}
     world.objects[kind, "chat"]["metadata"] |= terminating
     world.settle()
@@ -138,8 +134,7 @@ def test_a_child_that_a_finalizer_holds_is_named(kind: str) -> None:
 
 def test_orphaned_children_are_taken_back() -> None:
     """kubectl delete --cascade=orphan, then the manifest again: the pods live through it."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     for document in world.objects.values():
         document["metadata"]["ownerReferences"] = []
     world.services["chat"]["metadata"]["uid"] = "another"
@@ -166,8 +161,7 @@ def test_a_status_of_another_release_is_replaced() -> None:
 
 
 def test_a_spec_that_is_too_large_says_so() -> None:
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     template = world.deployment()["spec"]["template"]
     world.services["chat"]["spec"] = {TOO_LARGE: 900_000}
     world.settle()
@@ -189,12 +183,12 @@ def test_a_spec_that_was_never_readable_is_not_served() -> None:
 
 def test_fields_of_a_later_release_are_left_out_of_a_spec() -> None:
     """The API server fills in a later CRD's defaults on every read: each service was InvalidSpec, and stood still."""
-    world = World(manifest(speculation={"adaptive": "Never"}, draftPool=[{**PLD, "warmup": "Never"}], canary={}))
-    world.serve()
+    world = World(
+        manifest(speculation={"adaptive": "Never"}, draftPool=[{**PLD, "warmup": "Never"}], canary={})
+    ).served()
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
     revision = world.revision()
-    world.patch(replicas=3, speculation={"mode": "Off", "adaptive": "Always"})
-    world.settle()
+    world.change(replicas=3, speculation={"mode": "Off", "adaptive": "Always"})
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
     assert world.deployment()["spec"]["replicas"] == 3
     assert world.revision() == revision
@@ -219,11 +213,9 @@ SMALL_CHANGE: dict[str, Any] = {
 )
 def test_a_refused_spec_holds_its_revision_and_nothing_else(refused: dict[str, Any], reason: str) -> None:
     """An autoscaler's 8 stayed 2, and mode: Off was not delivered, for a field that has nothing to do with them."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     template = world.deployment()["spec"]["template"]
-    world.patch(**refused, **SMALL_CHANGE)
-    world.settle()
+    world.change(**refused, **SMALL_CHANGE)
     assert world.reason(C.SPEC_VALID) == f"False/{reason}"
     assert world.deployment()["spec"]["replicas"] == 5
     assert world.deployment()["spec"]["template"] == template
@@ -231,19 +223,16 @@ def test_a_refused_spec_holds_its_revision_and_nothing_else(refused: dict[str, A
     assert hot["mode"] == "Off"
     assert hot["sloClasses"][0]["tpot"] == "70ms"
     assert not world.jobs()
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.reason(C.UPDATED) == f"False/{reason}"
 
 
 def test_a_foreign_account_does_not_stop_the_scale() -> None:
     """NameConflict of one child: the Deployment that runs is scaled, and what is foreign is left alone."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     metadata = {"name": "chat", "uid": "1", "resourceVersion": "1", "labels": {}}
     world.objects["ServiceAccount", "chat"] = {"kind": "ServiceAccount", "metadata": metadata}
-    world.patch(**SMALL_CHANGE)
-    world.settle()
+    world.change(**SMALL_CHANGE)
     assert world.reason(C.SPEC_VALID) == "False/NameConflict"
     assert world.deployment()["spec"]["replicas"] == 5
     assert world.objects["ServiceAccount", "chat"]["metadata"] == metadata
@@ -254,37 +243,30 @@ def test_a_foreign_account_does_not_stop_the_scale() -> None:
 )
 def test_an_unreadable_kill_switch_is_not_replaced_by_a_default(unreadable: dict[str, Any]) -> None:
     """Off, and then a mode that only a later release knows: a default would have switched speculation on."""
-    world = World(manifest(speculation={"mode": "Off"}))
-    world.serve()
+    world = World(manifest(speculation={"mode": "Off"})).served()
     hot = world.objects["ConfigMap", "chat-hot"]["data"]
-    world.patch(replicas=5, **unreadable)
-    world.settle()
+    world.change(replicas=5, **unreadable)
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert world.objects["ConfigMap", "chat-hot"]["data"] == hot
     assert world.deployment()["spec"]["replicas"] == 5
 
 
 def test_kill_switch_counts_next_to_an_unknown_value() -> None:
-    world = World(manifest(speculation={"mode": "ClosedLoop"}))
-    world.serve()
-    world.patch(replicas=1, speculation={"mode": "Off", "draftPrefill": "OfALaterRelease"})
-    world.settle()
+    world = World(manifest(speculation={"mode": "ClosedLoop"})).served()
+    world.change(replicas=1, speculation={"mode": "Off", "draftPrefill": "OfALaterRelease"})
     assert json.loads(world.objects["ConfigMap", "chat-hot"]["data"]["config.json"])["mode"] == "Off"
 
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_unknown_method_in_the_running_revision_freezes_nothing(paused: bool) -> None:
     """An operator that was rolled back left replicas, mode Off and SLO classes as they were."""
-    world = World(manifest(draftPool=[PLD, EAGLE]))
-    world.serve()
+    world = World(manifest(draftPool=[PLD, EAGLE])).served()
     if paused:
-        world.patch(draftPool=[PLD, {**EAGLE, "paused": True}])
-        world.settle()
+        world.change(draftPool=[PLD, {**EAGLE, "paused": True}])
     revision = world.revision()
     let_a_later_release_have_made(world, revision)
     template = world.deployment()["spec"]["template"]
-    world.patch(draftPool=[PLD, {**EAGLE, "method": "OfALaterRelease", "paused": paused}], **SMALL_CHANGE)
-    world.settle()
+    world.change(draftPool=[PLD, {**EAGLE, "method": "OfALaterRelease", "paused": paused}], **SMALL_CHANGE)
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert world.deployment()["spec"]["replicas"] == 5
     assert world.deployment()["spec"]["template"] == template
@@ -331,13 +313,10 @@ def test_unreadable_spec_leaves_paused_drafters_paused(
 ) -> None:
     """The pool was taken from the boot config, which knows neither order nor pause: a drafter that had been paused for
     its faults ran again."""
-    world = World(manifest(draftPool=[PLD, EAGLE]))
-    world.serve()
-    world.patch(draftPool=[EAGLE, PAUSED])
-    world.settle()
+    world = World(manifest(draftPool=[PLD, EAGLE])).served()
+    world.change(draftPool=[EAGLE, PAUSED])
     assert _hot_pool(world) == (["pld"], ["eagle", "pld"])
-    world.patch(replicas=5, **change)
-    world.settle()
+    world.change(replicas=5, **change)
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert world.deployment()["spec"]["replicas"] == 5
     assert _hot_pool(world) == hot
@@ -345,10 +324,8 @@ def test_unreadable_spec_leaves_paused_drafters_paused(
 
 def test_spec_too_large_leaves_paused_drafters_paused() -> None:
     """The copy that is kept of it has no draftPool."""
-    world = World(manifest(draftPool=[PLD, EAGLE]))
-    world.serve()
-    world.patch(draftPool=[EAGLE, PAUSED])
-    world.settle()
+    world = World(manifest(draftPool=[PLD, EAGLE])).served()
+    world.change(draftPool=[EAGLE, PAUSED])
     world.services["chat"]["spec"] = {TOO_LARGE: 900_000, "replicas": 5}
     world.settle()
     assert world.deployment()["spec"]["replicas"] == 5
@@ -357,13 +334,11 @@ def test_spec_too_large_leaves_paused_drafters_paused() -> None:
 
 def test_unreadable_spec_keeps_what_is_profiled() -> None:
     """podTemplate is not kept, and profiles go by its resources: ProfilesReady and drafts[].profiled became false."""
-    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": "2"}}}, modelCache=CACHE))
-    world.serve()
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": "2"}}}, modelCache=CACHE)).served()
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
     revision, profiles = world.revision(), world.observed().status.profiles
     assert profiles
-    world.patch(replicas=5, **UNREADABLE)
-    world.settle()
+    world.change(replicas=5, **UNREADABLE)
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert world.reason(C.UPDATED) == "False/InvalidSpec"
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
@@ -379,8 +354,7 @@ def test_two_different_tokens_are_refused() -> None:
     def of(secret: str, name: str) -> dict[str, Any]:
         return {"name": name, "source": {"hub": {"tokenSecretRef": {"name": secret}}}}
 
-    world = World(manifest(target=of("a", "org/target")))
-    world.serve()
+    world = World(manifest(target=of("a", "org/target"))).served()
     for secret, reason in (("b", "False/InvalidSpec"), ("a", "True/Accepted")):
         eagle = {"name": "eagle", "method": "Eagle", "eagle": {"model": of(secret, "org/eagle")}}
         world.patch(draftPool=[PLD, eagle])

@@ -28,8 +28,7 @@ def world() -> World:
     world = World(manifest("chat"), manifest("mail"))
     for name in ("chat", "mail"):
         world.serve(name)
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.roll_out()
     world.settle()
     return world

@@ -19,17 +19,14 @@ HOST = {"name": "host", "hostPath": {"path": "/"}}
 
 @pytest.fixture
 def world() -> World:
-    world = World(manifest())
-    world.serve()
-    return world
+    return World(manifest()).served()
 
 
 def test_pods_are_not_made_of_a_forged_revision(world: World) -> None:
     """Deleted and created again with the node's `/` in its template: the old pods stay, the ConfigMap is made again."""
     template = copy.deepcopy(world.deployment()["spec"]["template"])
     genuine = _forge(world, world.revision())
-    world.patch(replicas=2)
-    world.settle()
+    world.change(replicas=2)
     assert world.deployment()["spec"]["template"] == template
     assert world.deployment()["spec"]["replicas"] == 2
     assert world.objects[CONFIG_MAP, revision_map_name("chat", world.revision())]["data"] == genuine
@@ -52,12 +49,10 @@ def test_a_revision_is_not_forged_before_its_first_pod(world: World) -> None:
 def test_a_forged_revision_that_is_returned_to_is_made_again(world: World) -> None:
     """The ReplicaSet that ran it tells what it was."""
     first = world.revision()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world.change(engine={"maxModelLen": 512})
     world.roll_out()
     _forge(world, first)
-    world.patch(engine={})
-    world.settle()
+    world.change(engine={})
     assert world.revision() == first
     assert HOST not in world.deployment()["spec"]["template"]["spec"]["volumes"]
 
@@ -102,8 +97,7 @@ def test_keys_that_the_status_could_not_name_are_no_boot_config(world: World, ke
 def test_revision_under_another_specs_label_is_not_reused(world: World) -> None:
     """Labels of an immutable ConfigMap can be changed: the old revision passed for the new spec's."""
     first = world.revision()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world.change(engine={"maxModelLen": 512})
     world.roll_out()
     second = world.revision()
     maps = [world.objects[CONFIG_MAP, revision_map_name("chat", name)] for name in (first, second)]
@@ -116,8 +110,7 @@ def test_revision_under_another_specs_label_is_not_reused(world: World) -> None:
 def test_a_forged_revision_costs_no_decision_its_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays in place of one that old pods still have, as large as a ConfigMap may be."""
     first = world.revision()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world.change(engine={"maxModelLen": 512})
     world.roll_out()
     _forge(world, first)
     reads = boot_configs_read(monkeypatch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionReason
+from outrider_crds.conditions import ConditionReason
 from outrider_operator.cluster_model import Object
 from outrider_operator.decide.pods.pod_states import pods_of
 from outrider_operator.decide.pods.pod_troubles import how_it_ended

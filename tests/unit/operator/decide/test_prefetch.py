@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.prefetch_report import PrefetchProgress
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT, JOB, Object
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, boot_of, gpu_node, manifest
@@ -16,9 +16,9 @@ NAME = "chat-prefetch"
 
 
 def started(**spec: Any) -> World:
-    made = World(manifest(**{**CLAIM, "draftPool": [PLD, EAGLE], **spec}), nodes=(gpu_node("a", "NVIDIA-L4"),))
-    made.settle()
-    return made
+    return World(
+        manifest(**{**CLAIM, "draftPool": [PLD, EAGLE], **spec}), nodes=(gpu_node("a", "NVIDIA-L4"),)
+    ).settled()
 
 
 def job(world: World) -> Object:
@@ -114,19 +114,16 @@ def test_changed_settings_reach_a_download_that_waits(phase: str, is_made_again:
     world = started()
     uid = job(world)["metadata"]["uid"]
     world.job_pods[NAME] = download_pod(phase)
-    world.patch(podTemplate={"nodeSelector": {"disk": "fast"}})
-    world.settle()
+    world.change(podTemplate={"nodeSelector": {"disk": "fast"}})
     assert (job(world)["metadata"]["uid"] != uid) is is_made_again
 
 
 def test_new_draft_is_downloaded_while_the_old_pods_serve() -> None:
-    world = World(manifest(**CLAIM))
-    world.settle()
+    world = World(manifest(**CLAIM)).settled()
     world.finish_job(NAME, "")
     world.serve()
     before = revision(world)
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert revision(world) == before
     assert world.reason(C.READY) == "True/EndpointReady"
     assert "The old pods serve on" in world.condition(C.PROGRESSING).message
@@ -137,13 +134,11 @@ def test_new_draft_is_downloaded_while_the_old_pods_serve() -> None:
 
 def test_other_change_downloads_nothing() -> None:
     """The Job of before says what is on the claim."""
-    world = World(manifest(**CLAIM))
-    world.settle()
+    world = World(manifest(**CLAIM)).settled()
     world.finish_job(NAME, "")
     world.serve()
     uid = job(world)["metadata"]["uid"]
-    world.patch(engine={"maxModelLen": 1024})
-    world.settle()
+    world.change(engine={"maxModelLen": 1024})
     assert job(world)["metadata"]["uid"] == uid
     assert boot_of(world.objects["ConfigMap", f"chat-{revision(world)}"])["engine"]["maxModelLen"] == 1024
 
@@ -160,8 +155,7 @@ def test_failed_download_is_repeated_once_the_spec_is_mended() -> None:
     assert "401" in message
     assert f"delete Job {NAME} to try now" in message
     uid = job(world)["metadata"]["uid"]
-    world.patch(target={"name": "org/target", "source": {"hub": {"tokenSecretRef": {"name": "hub"}}}})
-    world.settle()
+    world.change(target={"name": "org/target", "source": {"hub": {"tokenSecretRef": {"name": "hub"}}}})
     assert job(world)["metadata"]["uid"] != uid
     assert world.reason(C.PROGRESSING) == "True/WaitingForModels"
 
@@ -294,8 +288,7 @@ def test_paused_service_downloads_nothing() -> None:
 
 def test_job_of_other_models_is_not_the_download() -> None:
     """The status said Downloading while the Job of the last revision was there."""
-    world = World(manifest(**CLAIM))
-    world.settle()
+    world = World(manifest(**CLAIM)).settled()
     world.finish_job(NAME, "")
     world.serve()
     assert phase(world) == "Complete"
@@ -335,7 +328,6 @@ def test_emptydir_and_mounted_models_need_no_download() -> None:
         {"target": {"name": "m", "source": {"s3": {"uri": "s3://models/m"}}}},
     ]
     for spec in cases:
-        world = World(manifest(**{**CLAIM, **spec}))
-        world.settle()
+        world = World(manifest(**{**CLAIM, **spec})).settled()
         assert (JOB, NAME) not in world.objects
         assert (DEPLOYMENT, "chat") in world.objects

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from outrider_crds.status import ConditionReason, ConditionStatus, ConditionType, SpeculativeServiceStatus
+from outrider_crds.conditions import ConditionReason, ConditionStatus, ConditionType
+from outrider_crds.status import SpeculativeServiceStatus
 from outrider_operator.cluster_model import DEPLOYMENT, JOB, Object, Observed
 from outrider_operator.decide import decide
 from outrider_operator.decide.profiling.measurement_request import request_of
@@ -115,15 +116,12 @@ def early() -> World:
 
 
 def served() -> World:
-    world = World(manifest(draftPool=[PLD, EAGLE]))
-    world.serve()
-    return world
+    return World(manifest(draftPool=[PLD, EAGLE])).served()
 
 
 def rolling_out() -> World:
     world = served()
-    world.patch(engine={"maxModelLen": 128}, draftPool=[PLD], replicas=2)
-    world.settle()
+    world.change(engine={"maxModelLen": 128}, draftPool=[PLD], replicas=2)
     unschedulable(world, "new", world.now - 90)
     return world
 
@@ -133,8 +131,7 @@ def profiling() -> World:
     world = World(
         manifest(accelerator={"products": products}, profiling={"maxAge": "1h"}),
         nodes=tuple(gpu_node(p, p) for p in products),
-    )
-    world.settle()
+    ).settled()
     world.roll_out()
     world.settle()
     first, second = world.jobs()
@@ -144,9 +141,7 @@ def profiling() -> World:
 
 
 def required() -> World:
-    world = World(manifest(profiling={"mode": "Required"}))
-    world.settle()
-    return world
+    return World(manifest(profiling={"mode": "Required"})).settled()
 
 
 def canary_measuring() -> World:
@@ -284,8 +279,7 @@ def test_whatever_a_job_says_is_a_condition(data: st.DataObject) -> None:
     world = copy.deepcopy(prepared_world)
     (job,) = world.jobs()
     world.finish_job(job, data.draw(WORDS | damaged(said)), exit_code=data.draw(st.sampled_from([0, 1])))
-    world.patch(replicas=2)
-    world.settle()
+    world.change(replicas=2)
     assert world.deployment()["spec"]["replicas"] == 2
     assert world.jobs() == []
     assert world.condition(C.PROFILES_READY).message
@@ -328,8 +322,7 @@ def test_a_timestamp_of_300_characters_is_no_measurement() -> None:
     world.measure(job)
     ended = world.job_pods[job]["status"]["containerStatuses"][0]["state"]["terminated"]
     ended["message"] = ended["message"].replace(rfc3339(world.now), "9" * 300)
-    world.patch(replicas=2)
-    world.settle()
+    world.change(replicas=2)
     assert world.deployment()["spec"]["replicas"] == 2
     assert world.reason(C.PROFILES_READY) == "False/Failed"
 
@@ -403,13 +396,11 @@ def test_whatever_happens_it_ends_in_the_same_place(happenings: list[Any]) -> No
             world.measure(job)
     world.settle()
     world.replica_sets = {f"chat-{world.revision()}": world.replica_sets[f"chat-{world.revision()}"]}
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.reason(C.UPDATED) == "True/UpToDate" or world.observed().service["spec"].get("replicas") == 0
     assert world.jobs() == []
     maps = [name for kind, name in world.objects if kind == "ConfigMap" and not name.startswith("outrider-profile")]
     assert sorted(maps) == sorted(["chat-hot", f"chat-{world.revision()}"])
-    fresh = World(manifest(**world.services["chat"]["spec"]))
-    fresh.settle()
+    fresh = World(manifest(**world.services["chat"]["spec"])).settled()
     mine, theirs = (w.deployment()["spec"]["template"]["spec"]["containers"] for w in (world, fresh))
     assert mine == theirs

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from outrider_crds.conditions import find_condition
+from outrider_crds.conditions import ConditionType, find_condition
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.status import ConditionType, SpeculativeServiceStatus
+from outrider_crds.status import SpeculativeServiceStatus
 from outrider_operator.cluster_model import Observed
 from outrider_operator.decide import decide
 from outrider_operator.decide.figures.windows import History, names_of, record, windows

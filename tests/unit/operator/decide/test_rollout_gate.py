@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.runtime_state import DrafterReport
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import REVISION_LABEL
 from outrider_operator.decide.desired.rollout_gate import DEADLINE_S, HOLD_S
 
@@ -21,16 +21,13 @@ ROLLING = {"maxSurge": 3, "progressDeadline": "20m"}
 
 def serving(**spec: Any) -> World:
     """Two pods of a service that was rolled out without a profile."""
-    world = World(manifest(**{"replicas": 2, "profiling": {"mode": "Skip"}, "rollout": ROLLING, **spec}))
-    world.serve()
-    return world
+    return World(manifest(**{"replicas": 2, "profiling": {"mode": "Skip"}, "rollout": ROLLING, **spec})).served()
 
 
 def patched(world: World, **spec: Any) -> None:
     """A draft is patched in, and its first pod gets ready."""
     old = world.revision()
-    world.patch(**(spec or {"draftPool": [PLD, EAGLE]}))
-    world.settle()
+    world.change(**(spec or {"draftPool": [PLD, EAGLE]}))
     first_pod(world, old)
 
 
@@ -66,16 +63,14 @@ OPEN, CLOSED = (0, 1200, 3, 0), (HOLD_S, DEADLINE_S, 1, 0)
 
 def test_a_new_service_has_nothing_to_hold() -> None:
     """All of its pods start at once."""
-    world = World(manifest(replicas=3, rollout=ROLLING))
-    world.settle()
+    world = World(manifest(replicas=3, rollout=ROLLING)).settled()
     assert pace(world) == OPEN
 
 
 def test_a_new_revision_is_held_from_its_first_moment() -> None:
     """Template and hold are one write: there is no moment at which a ready pod could take an old one's place."""
     world = serving()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert pace(world) == CLOSED
 
 
@@ -83,8 +78,7 @@ def test_a_draft_that_is_missing_holds_the_rollout() -> None:
     """F2 of the review: a draft that answers 404 replaced a good one on all pods with every condition True."""
     world = serving()
     patched(world)
-    world.report_states(drafters=MISSING)
-    world.settle()
+    world.report(drafters=MISSING)
     assert pace(world) == CLOSED
     for kind in (C.PROGRESSING, C.UPDATED):
         assert world.reason(kind) == "False/DrafterNotLoaded"
@@ -100,8 +94,7 @@ def test_a_draft_that_is_loaded_opens_the_gate() -> None:
     world.settle()
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
     assert "follow once it reports its drafters" in world.condition(C.PROGRESSING).message
-    world.report_states()
-    world.settle()
+    world.report()
     assert pace(world) == OPEN
 
 
@@ -109,8 +102,7 @@ def test_a_gate_that_was_opened_stays_open() -> None:
     """The pod that proved it is restarted, and its state unknown: the rollout goes on."""
     world = serving()
     patched(world)
-    world.report_states()
-    world.settle()
+    world.report()
     world.states.clear()
     world.settle()
     assert pace(world) == OPEN
@@ -119,8 +111,7 @@ def test_a_gate_that_was_opened_stays_open() -> None:
 def test_a_pod_that_does_not_name_the_drafter_has_not_loaded_it() -> None:
     world = serving()
     patched(world)
-    world.report_states(drafters=MISSING[:1])
-    world.settle()
+    world.report(drafters=MISSING[:1])
     assert pace(world) == CLOSED
     assert "does not report drafter eagle" in world.condition(C.UPDATED).message
 
@@ -156,14 +147,12 @@ def test_drafter_lost_after_complete_rollout_is_no_rollout(replicas: int) -> Non
 @pytest.mark.parametrize("is_late", [False, True])
 def test_new_service_whose_pods_miss_a_drafter_says_so(is_late: bool) -> None:
     """There is nothing to hold; a report that comes after the rollout is complete counts like one that comes before."""
-    world = World(manifest(replicas=2, profiling={"mode": "Skip"}, draftPool=[PLD, EAGLE]))
-    world.settle()
+    world = World(manifest(replicas=2, profiling={"mode": "Skip"}, draftPool=[PLD, EAGLE])).settled()
     world.roll_out()
     if is_late:
         world.settle()
         assert "none has reported its drafters yet" in world.condition(C.PROGRESSING).message
-    world.report_states(drafters=MISSING)
-    world.settle()
+    world.report(drafters=MISSING)
     assert world.reason(C.PROGRESSING) == "False/DrafterNotLoaded"
     assert world.reason(C.UPDATED) == "False/DrafterNotLoaded"
 
@@ -171,8 +160,7 @@ def test_new_service_whose_pods_miss_a_drafter_says_so(is_late: bool) -> None:
 def test_continue_rolls_out_without_the_drafter() -> None:
     world = serving(rollout={**ROLLING, "onMissingDrafter": "Continue"})
     patched(world)
-    world.report_states(drafters=MISSING)
-    world.settle()
+    world.report(drafters=MISSING)
     assert pace(world) == OPEN
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
 
@@ -180,10 +168,8 @@ def test_continue_rolls_out_without_the_drafter() -> None:
 def test_continue_frees_a_rollout_that_is_held() -> None:
     world = serving()
     patched(world)
-    world.report_states(drafters=MISSING)
-    world.settle()
-    world.patch(rollout={**ROLLING, "onMissingDrafter": "Continue"})
-    world.settle()
+    world.report(drafters=MISSING)
+    world.change(rollout={**ROLLING, "onMissingDrafter": "Continue"})
     assert pace(world) == OPEN
 
 
@@ -192,11 +178,9 @@ def test_a_revert_of_a_held_rollout_is_not_held() -> None:
     world = serving()
     old = world.revision()
     patched(world)
-    world.report_states(drafters=MISSING)
-    world.settle()
+    world.report(drafters=MISSING)
     world.states.clear()
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     assert world.revision() == old
     assert pace(world) == OPEN
 
@@ -205,26 +189,21 @@ def test_a_second_bad_draft_is_held_again() -> None:
     """A held revision gives way to another one and returns: neither gets through by the other's pods."""
     world = serving()
     patched(world)
-    world.report_states(drafters=MISSING)
-    world.settle()
+    world.report(drafters=MISSING)
     first = world.revision()
-    world.patch(draftPool=[PLD, EAGLE | {"name": "other"}])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE | {"name": "other"}])
     assert pace(world) == CLOSED
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert (world.revision(), pace(world)) == (first, CLOSED)
 
 
 def test_one_pod_without_surge_has_nothing_to_hold() -> None:
     """The only old pod is gone at maxSurge 0 before the new one starts. The status still says what is missing."""
     world = serving(replicas=1, rollout={"maxSurge": 0, "maxUnavailable": 1})
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert pace(world)[2:] == (0, 1)
     world.roll_out()
-    world.report_states(drafters=MISSING)
-    world.settle()
+    world.report(drafters=MISSING)
     assert pace(world) == (0, 1200, 0, 1)
     assert world.reason(C.PROGRESSING) == "False/DrafterNotLoaded"
     assert "old pods" not in world.condition(C.PROGRESSING).message
@@ -233,8 +212,7 @@ def test_one_pod_without_surge_has_nothing_to_hold() -> None:
 def test_one_of_two_pods_without_surge_is_held() -> None:
     """maxSurge 0: the first new pod has the place of an old one, and no further one goes."""
     world = serving(rollout={"maxSurge": 0, "maxUnavailable": 2})
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert pace(world) == (HOLD_S, DEADLINE_S, 0, 1)
 
 
@@ -242,15 +220,13 @@ def test_held_rollout_of_full_gpus_frees_one_for_its_first_pod() -> None:
     """maxUnavailable: 1, the remedy of NoCapacity, was overridden at a closed gate: the first new pod stayed
     Pending for ever."""
     world = serving(rollout={"maxUnavailable": 1})
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert pace(world) == (HOLD_S, DEADLINE_S, 0, 1)
 
 
 def test_an_empty_pool_needs_no_proof() -> None:
     world = serving()
-    world.patch(draftPool=[])
-    world.settle()
+    world.change(draftPool=[])
     assert pace(world) == OPEN
 
 
@@ -282,8 +258,7 @@ def test_pods_of_another_deployment_hold_nothing() -> None:
     world = serving()
     for document in world.replica_sets.values():
         document["metadata"]["ownerReferences"] = [{"uid": "another", "controller": True}]
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert pace(world) == OPEN
 
 
@@ -330,8 +305,7 @@ def test_a_step_waits_until_kubernetes_has_taken_the_one_before() -> None:
     """Two steps that it sees as one are a large one."""
     world = serving(replicas=3)
     patched(world)
-    world.patch(replicas=20)
-    world.settle()
+    world.change(replicas=20)
     first = world.deployment()["spec"]["replicas"]
     world.settle()
     assert world.deployment()["spec"]["replicas"] == first < 20
@@ -339,15 +313,13 @@ def test_a_step_waits_until_kubernetes_has_taken_the_one_before() -> None:
 
 def test_an_open_gate_scales_at_once() -> None:
     world = serving(replicas=3)
-    world.patch(replicas=20)
-    world.settle()
+    world.change(replicas=20)
     assert world.deployment()["spec"]["replicas"] == 20
 
 
 def test_surge_pod_of_a_held_rollout_is_no_replica() -> None:
     """An autoscaler read 11 of 10, adopted it ("New size: 11"), and went back and forth."""
-    world = World(manifest(replicas=10))
-    world.serve()
+    world = World(manifest(replicas=10)).served()
     world.deployment()["status"]["replicas"] = 11
     world.reconcile()
     assert world.observed().status.replicas == 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.decide.desired.desired_state import IMAGE_ANNOTATION, pinned_image
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
@@ -20,8 +20,7 @@ def image(world: World) -> str:
 
 def test_service_with_an_old_image_says_so_and_moves_on_request() -> None:
     """It moves by an ordinary rollout to a new revision, and stays there when the annotation goes."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     assert world.observed().status.newer_runtime_image == ""
     world.settings = NEW
     world.settle()
@@ -43,8 +42,7 @@ def test_service_with_an_old_image_says_so_and_moves_on_request() -> None:
 @pytest.mark.parametrize("choice", ["outrider/runtime-cpu:2", "2"])
 def test_an_upgrade_names_a_release_and_no_later_one(choice: str) -> None:
     """A later `helm upgrade` restarted just those services that had been moved by hand, at once."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": choice}
     world.settings = NEW
     world.settle()
@@ -57,8 +55,7 @@ def test_an_upgrade_names_a_release_and_no_later_one(choice: str) -> None:
 
 @pytest.mark.parametrize("choice", ["true", "3", "runtime-cpu", "", "cpu:2"])
 def test_what_names_no_installed_release_moves_nothing(choice: str) -> None:
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": choice}
     world.settings = NEW
     world.settle()
@@ -94,8 +91,7 @@ def test_upgrade_share_has_its_size_and_an_annotation_opts_out() -> None:
 
 
 def test_a_service_with_an_image_of_its_own_is_not_behind() -> None:
-    world = World(manifest(podTemplate={"image": "mine:1"}))
-    world.serve()
+    world = World(manifest(podTemplate={"image": "mine:1"})).served()
     world.settings = NEW
     world.settle()
     assert world.observed().status.newer_runtime_image == ""
@@ -104,8 +100,7 @@ def test_a_service_with_an_image_of_its_own_is_not_behind() -> None:
 @pytest.mark.parametrize("typed", ["a" * 257, "b" * 300, "two words", "umlaut:\u00e4"])
 def test_image_that_the_status_cannot_hold_is_not_taken(typed: str) -> None:
     """The API server would refuse the status for ever; what the service ran on stands in it."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.settings = NEW
     revision = world.revision()
     world.deployment()["metadata"]["annotations"][IMAGE_ANNOTATION] = f"cpu {typed}"
@@ -131,21 +126,18 @@ MOVED = ("cpu outrider/runtime-cpu:2", "outrider/runtime-cpu:2", "")
 
 def test_a_paused_service_is_behind_until_it_goes_on() -> None:
     """Its pods run the old image whatever the installation upgrades."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.patch(paused=True)
     world.settings = NEW.model_copy(update={"runtime_upgrade_percent": 100})
     world.settle()
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
-    world.patch(paused=False)
-    world.settle()
+    world.change(paused=False)
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:2", *MOVED)
 
 
 def test_service_that_waits_for_a_new_images_profile_is_behind() -> None:
     """And it keeps the old image if the installation upgrades nothing any more meanwhile."""
-    world = World(manifest(profiling={"mode": "Required"}))
-    world.settle()
+    world = World(manifest(profiling={"mode": "Required"})).settled()
     world.measure(world.jobs()[0])
     world.settle()
     world.roll_out()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.runtime_state import RuntimeState
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT, LEADER_WORKER_SET, Node, Object
 
 from tests.unit.operator.decide.world import World, copied

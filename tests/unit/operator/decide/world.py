@@ -6,10 +6,10 @@ import json
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import pytest
-from outrider_crds.conditions import find_condition
+from outrider_crds.conditions import Condition, ConditionType, find_condition
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.profile import (
     DrafterProfile,
@@ -21,7 +21,6 @@ from outrider_crds.profile import (
 )
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.runtime_state import DrafterReport, RuntimeState
-from outrider_crds.status import Condition, ConditionType
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     CONFIG_MAP,
@@ -220,6 +219,11 @@ class World:
         service["spec"] = {**service["spec"], **spec}
         service["metadata"]["generation"] += 1
 
+    def change(self, name: str = "chat", **spec: Any) -> Plan:
+        """The user patches the spec, and the operator reconciles until nothing changes."""
+        self.patch(name, **spec)
+        return self.settle(name)
+
     # --- what the cluster does ---
 
     def refuse(self, which: Callable[[Object], bool], message: str) -> None:
@@ -313,6 +317,11 @@ class World:
                     **({"drafters": self._drafters_of(pod)} | fields),
                 )
 
+    def report(self, name: str = "chat", **fields: Any) -> Plan:
+        """The pods report, and the operator reconciles until nothing changes."""
+        self.report_states(name, **fields)
+        return self.settle(name)
+
     def finish_job(self, job_name: str, message: str, *, exit_code: int = 0, reason: str = "Completed") -> None:
         """The Job's pod ends with `message` as its termination message."""
         job = self.objects[JOB, job_name]
@@ -350,6 +359,14 @@ class World:
             if _label(job, SERVICE_LABEL) == name:
                 self.finish_job(job["metadata"]["name"], "")
         self.settle(name)
+
+    def settled(self) -> Self:
+        self.settle()
+        return self
+
+    def served(self) -> Self:
+        self.serve()
+        return self
 
     def serve(self, name: str = "chat") -> Plan:
         """Settle a new service until it is measured, rolled out and answers. Decisions depend only on what is observed,
@@ -507,8 +524,7 @@ def _label(document: Object, name: str) -> str:
 
 def started(*, nodes: tuple[Node, ...] | None = (CPU_NODE,), **spec: Any) -> World:
     """A service whose pods run and whose Job does."""
-    world = World(manifest(**spec), nodes=nodes)
-    world.settle()
+    world = World(manifest(**spec), nodes=nodes).settled()
     world.roll_out()
     world.settle()
     return world

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.counters import ArmCounters
+from outrider_crds.rollout_status import RolloutStatus
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.runtime_state import CanaryState, DrafterReport, RuntimeState
-from outrider_crds.status import ConditionType as C
-from outrider_crds.status import RolloutStatus
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT, Node, Object
 from outrider_operator.plan import Plan
 
@@ -41,8 +41,7 @@ class CanaryWorld(World):
 
     def patched(self, *pool: Object) -> None:
         """The pool is patched, and the canary's pod gets ready."""
-        self.patch(draftPool=list(pool or (PLD, EAGLE)))
-        self.settle()
+        self.change(draftPool=list(pool or (PLD, EAGLE)))
         self.start_canary()
 
     @property

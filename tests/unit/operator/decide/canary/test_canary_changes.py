@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT
 from outrider_operator.decide import decide
 
@@ -47,8 +47,7 @@ def test_a_patch_back_cancels() -> None:
 def test_scale_and_hot_changes_go_on_with_the_same_canary() -> None:
     world = under_way()
     attempt = world.order["id"]
-    world.patch(replicas=5, speculation={"mode": "Off", "maxDraftTokens": 2})
-    world.settle()
+    world.change(replicas=5, speculation={"mode": "Off", "maxDraftTokens": 2})
     assert (world.phase, world.order["id"]) == ("Measuring", attempt)
     assert world.deployment()["spec"]["replicas"] == 5
     assert world.canary_hot().mode == "Off"
@@ -59,8 +58,7 @@ def test_another_candidate_percent_counts_from_zero() -> None:
     """Bug: sums of unequal shares were pooled, which can reverse the verdict."""
     world = under_way()
     attempt, pods = world.order["id"], set(world.pods)
-    world.patch(rollout={**CANARY, "canary": {"candidatePercent": 5}})
-    world.settle()
+    world.change(rollout={**CANARY, "canary": {"candidatePercent": 5}})
     assert (world.phase, world.rollout.candidate_percent, world.rollout.sums) == ("Starting", 5, [])
     assert (world.order["candidatePercent"], world.order["id"] != attempt) == (5, True)
     assert set(world.pods) == pods
@@ -83,32 +81,28 @@ def test_nothing_is_decided_while_drafters_do_not_run(
 ) -> None:
     """Bug: both arms decoded plainly, were as good as each other, and any draft was promoted."""
     world = under_way()
-    world.patch(**change)
-    world.settle()
+    world.change(**change)
     world.measure_arms(100_000, gain)
     assert (world.phase, world.rollout.requests) == ("Measuring", 100_000)
     assert said in world.condition(C.PROGRESSING).message
     world.now += 7 * 3600
     world.settle()
     assert world.phase == "Measuring"
-    world.patch(**back)
-    world.settle()
+    world.change(**back)
     assert world.phase == ("Failed" if gain == LOSS else "Promoting")
 
 
 def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:
     world = under_way()
     world.measure_arms(50)
-    world.patch(replicas=0)
-    world.settle()
+    world.change(replicas=0)
     assert world.canary is not None
     assert world.canary["spec"]["replicas"] == 0
     world.pods.clear()
     world.states.clear()
     world.settle()
     assert world.rollout.requests == 50
-    world.patch(replicas=2)
-    world.settle()
+    world.change(replicas=2)
     world.roll_out()
     world.processes += 1
     world.start_canary()
@@ -118,13 +112,11 @@ def test_a_service_at_zero_keeps_the_sums_and_goes_on_later() -> None:
 
 def test_a_paused_service_decides_nothing() -> None:
     world = under_way()
-    world.patch(paused=True)
-    world.settle()
+    world.change(paused=True)
     world.measure_arms(1000, LOSS)
     assert world.phase == "Measuring"
     assert world.reasons()[0] == "False/Paused"
-    world.patch(paused=False)
-    world.settle()
+    world.change(paused=False)
     assert world.phase == "Failed"
 
 
@@ -142,12 +134,10 @@ def test_time_without_decisions_does_not_use_up_the_timeout(change: dict[str, An
     """Bug: seven hours of a pause were a verdict at its end: Inconclusive, or a promotion without evidence."""
     world = under_way()
     attempt = world.rollout.started_at
-    world.patch(**change)
-    world.settle()
+    world.change(**change)
     world.now += 7 * 3600
     world.settle()
-    world.patch(**back)
-    world.settle()
+    world.change(**back)
     assert (world.phase, world.rollout.started_at) == ("Measuring", attempt)
     assert 7 * 3600 <= world.rollout.held_seconds <= 7 * 3600 + 60
     world.now += 6 * 3600
@@ -194,8 +184,7 @@ def test_operator_without_deployment_resumes_from_the_status() -> None:
 
 def test_another_strategy_rolls_out_at_once() -> None:
     world = under_way()
-    world.patch(rollout={"strategy": "RollingUpdate"})
-    world.settle()
+    world.change(rollout={"strategy": "RollingUpdate"})
     assert (world.phase, world.canary, world.revision()) == ("Cancelled", None, world.rollout.candidate)
     assert "is no longer DraftCanary: candidate" in world.rollout.message
 

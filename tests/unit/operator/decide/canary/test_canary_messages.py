@@ -26,8 +26,7 @@ def test_the_message_says_how_much_longer_it_takes() -> None:
     """Bug: requests were divided by all the time since the start, in which the pod had loaded for ten minutes and no
     request had come for an hour."""
     world = CanaryWorld()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.now += 600
     world.start_canary()
     world.measure_arms(0)

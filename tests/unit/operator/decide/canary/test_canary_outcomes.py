@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.runtime_state import CanaryState
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP
 from outrider_operator.decide import decide
 
@@ -24,8 +24,7 @@ def test_a_better_candidate_is_rolled_out() -> None:
     assert world.canary["spec"]["replicas"] == 0
     world.end_canary()
     world.roll_out()
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.phase == "Successful"
     world.roll_out()
     world.settle()
@@ -59,15 +58,12 @@ def test_a_failed_candidate_is_measured_against_another_stable() -> None:
     candidate = world.rollout.candidate
     world.measure_arms(1000, LOSS)
     world.end_canary()
-    world.patch(draftPool=[PLD, HEAD], rollout={"strategy": "RollingUpdate", "maxSurge": 1})
-    world.settle()
+    world.change(draftPool=[PLD, HEAD], rollout={"strategy": "RollingUpdate", "maxSurge": 1})
     world.roll_out()
     world.settle()
-    world.report_states()
-    world.settle()
+    world.report()
     stable = world.revision()
-    world.patch(draftPool=[PLD, EAGLE], rollout=CANARY)
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE], rollout=CANARY)
     assert (world.phase, world.rollout.candidate, world.rollout.stable) == ("Starting", candidate, stable)
     assert world.hosted == ["pld", "eagle", "eagle-was"]
 
@@ -99,8 +95,7 @@ def test_a_way_back_is_not_measured() -> None:
     world.roll_out()
     world.settle()
     assert world.phase == "Successful"
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     assert world.revision() == stable
 
 
@@ -115,11 +110,9 @@ def test_other_changes_wait_while_a_failed_pool_is_in_the_spec() -> None:
     )
     world.settle()
     assert (world.phase, world.revision()) == ("Failed", stable)
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world.change(engine={"maxModelLen": 512})
     assert (world.phase, world.revision()) == ("Starting", stable)
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     template = world.deployment()["spec"]["template"]["spec"]
     assert world.revision() != stable
     assert template["containers"][0]["image"] == "outrider/runtime-cpu:2"

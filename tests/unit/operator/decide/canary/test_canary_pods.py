@@ -30,8 +30,7 @@ def test_a_canary_pod_that_is_not_ready_blocks_no_drain() -> None:
     """Bug avoided: its disruption budget counts the pod, and one that crashes for hours would use up what may go."""
     world = CanaryWorld()
     budget = world.objects["PodDisruptionBudget", "chat"]["spec"]
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert budget["maxUnavailable"] == 1
     world.start_canary(ready=False)
     world.settle()

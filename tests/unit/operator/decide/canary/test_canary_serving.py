@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 
 from tests.unit.operator.decide.canary.canary_world import GAIN, HEAD, LOSS, NAME, CanaryWorld, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, rfc3339
@@ -73,14 +73,12 @@ def test_fix_of_crashing_pods_rolls_out_unmeasured() -> None:
     world = CanaryWorld(draftPool=[PLD, EAGLE])
     for pod in serving(world):
         end(world, pod, restarts=3)
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     assert (world.phase, world.rollout.cause) == ("Promoting", "NoHealthyBaseline")
     assert world.revision() == world.rollout.candidate
     assert "the running pods do not serve: Pod chat-" in world.rollout.message
     world.roll_out()
-    world.report_states()
-    world.settle()
+    world.report()
     assert (world.phase, world.canary) == ("Successful", None)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.runtime_state import DrafterReport
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, DEPLOYMENT
 from outrider_operator.decide.pods.pod_states import revision_of
 
@@ -17,8 +17,7 @@ from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest
 def test_a_patched_pool_is_hosted_together_with_the_running_one() -> None:
     world = CanaryWorld()
     stable, pods = world.revision(), set(world.pods)
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert world.canary is not None
     assert world.canary["spec"]["replicas"] == 1
     assert world.hosted == ["pld", "eagle"]
@@ -52,20 +51,17 @@ def test_a_removed_drafter_is_hosted_for_the_stable_arm() -> None:
 )
 def test_a_change_that_leaves_the_pool_alone_has_no_canary(change: dict[str, Any]) -> None:
     world = CanaryWorld()
-    world.patch(**change)
-    world.settle()
+    world.change(**change)
     assert world.canary is None
     assert world.observed().status.rollout is None
 
 
 def test_first_revision_that_never_served_needs_no_canary() -> None:
     """There is nothing to be measured against, and users wait."""
-    world = World(manifest(replicas=1, profiling={"mode": "Skip"}, rollout=CANARY))
-    world.settle()
+    world = World(manifest(replicas=1, profiling={"mode": "Skip"}, rollout=CANARY)).settled()
     world.roll_out(ready=False)
     first = world.revision()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert world.revision() != first
     assert (DEPLOYMENT, NAME) not in world.objects
 
@@ -74,23 +70,19 @@ def held_at_the_gate() -> CanaryWorld:
     """A rollout without a canary stopped at its first new pod, which lacks its drafter; then the strategy changes."""
     world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
     old = world.revision()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.add_pod("chat-new", world.deployment()["spec"]["template"])
     world.scale_replica_sets({old: 2, world.revision(): 1})
-    world.report_states(drafters=[DrafterReport(name="pld", loaded=True), DrafterReport(name="eagle", loaded=False)])
-    world.settle()
+    world.report(drafters=[DrafterReport(name="pld", loaded=True), DrafterReport(name="eagle", loaded=False)])
     assert world.reasons()[0] == "False/DrafterNotLoaded"
-    world.patch(rollout=CANARY)
-    world.settle()
+    world.change(rollout=CANARY)
     return world
 
 
 def test_a_rollout_that_is_held_is_reverted_without_a_canary() -> None:
     """Bug: the pods that serve would have been measured against the one that lacks its drafter."""
     world = held_at_the_gate()
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     assert world.canary is None
     assert world.deployment()["spec"].get("minReadySeconds") is None
 
@@ -100,8 +92,7 @@ def test_a_held_rollout_is_corrected_by_a_measured_draft() -> None:
     lacks its drafter, and that one goes."""
     world = held_at_the_gate()
     (stable,) = {revision_of(pod) for pod in world.pods.values()} - {world.revision()}
-    world.patch(draftPool=[PLD, HEAD])
-    world.settle()
+    world.change(draftPool=[PLD, HEAD])
     assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
     assert (world.order["stable"], world.order["candidate"]) == (["pld"], ["pld", "eagle"])
 
@@ -114,8 +105,7 @@ def test_a_patch_during_a_promotion_is_measured() -> None:
     promoted = world.revision()
     assert (world.phase, promoted == stable) == ("Promoting", False)
     world.end_canary()
-    world.patch(draftPool=[PLD, HEAD])
-    world.settle()
+    world.change(draftPool=[PLD, HEAD])
     assert world.rollout.candidate not in (stable, promoted)
     assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
     world.start_canary()
@@ -138,8 +128,7 @@ def test_environment_changed_during_promotion(is_proven: bool) -> None:
         world.report_states()
     world.settle()
     assert world.phase == "Promoting"
-    world.patch(engine={"env": [{"name": "A", "value": "b"}]})
-    world.settle()
+    world.change(engine={"env": [{"name": "A", "value": "b"}]})
     if is_proven:
         assert (world.phase, world.canary) == ("Superseded", None)
         assert world.revision() not in (stable, promoted)
@@ -152,11 +141,9 @@ def test_a_pool_patched_during_another_rollout_is_measured() -> None:
     """Bug: a changed environment on its way out let any draft through."""
     world = CanaryWorld()
     stable = world.revision()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world.change(engine={"maxModelLen": 512})
     assert world.revision() != stable
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
 
 
@@ -165,13 +152,11 @@ def test_a_pool_without_the_running_ones_record_is_held() -> None:
     world = CanaryWorld()
     stable = world.revision()
     del world.objects[CONFIG_MAP, f"chat-{stable}"]
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert (world.phase, world.rollout.cause, world.rollout.stable) == ("Error", "CannotHostBoth", stable)
     assert f"The ConfigMap of revision {stable}" in world.condition(C.PROGRESSING).message
     assert (world.revision(), world.canary) == (stable, None)
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     assert (CONFIG_MAP, f"chat-{stable}") in world.objects
     world.patched()
     assert (world.phase, world.revision()) == ("Starting", stable)
@@ -191,11 +176,9 @@ def test_canary_continues_without_the_stable_revisions_record() -> None:
 
 def test_a_strategy_changed_during_a_rollout_takes_nothing_back() -> None:
     world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     candidate = world.revision()
-    world.patch(rollout=CANARY)
-    world.settle()
+    world.change(rollout=CANARY)
     assert (world.revision(), world.canary) == (candidate, None)
 
 
@@ -203,11 +186,9 @@ def test_pool_patched_at_zero_replicas_is_measured_with_pods() -> None:
     """Bug avoided: the Deployment took it in while it had no pods, and there was nothing left to compare with."""
     world = CanaryWorld()
     stable = world.revision()
-    world.patch(replicas=0, draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(replicas=0, draftPool=[PLD, EAGLE])
     assert (world.revision(), world.canary) == (stable, None)
-    world.patch(replicas=1)
-    world.settle()
+    world.change(replicas=1)
     assert world.revision() == stable
     assert world.phase == "Starting"
 
@@ -215,8 +196,7 @@ def test_pool_patched_at_zero_replicas_is_measured_with_pods() -> None:
 def test_a_pool_that_is_patched_while_paused_is_not_taken_in() -> None:
     world = CanaryWorld()
     stable = world.revision()
-    world.patch(paused=True, draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(paused=True, draftPool=[PLD, EAGLE])
     assert (world.revision(), world.canary) == (stable, None)
 
 
@@ -224,8 +204,7 @@ def test_a_candidate_waits_for_a_profile_that_is_required() -> None:
     """A draft of another vocabulary is refused before it takes a node."""
     world = CanaryWorld()
     stable = world.revision()
-    world.patch(draftPool=[PLD, EAGLE], profiling={"mode": "Required"})
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE], profiling={"mode": "Required"})
     assert world.reasons() == ("False/WaitingForProfile", "False/WaitingForProfile")
     assert (world.revision(), world.canary) == (stable, None)
     (job,) = world.jobs()

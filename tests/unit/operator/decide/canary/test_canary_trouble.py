@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.runtime_state import CanaryState, DrafterMemory, DrafterReport
-from outrider_crds.status import ConditionType as C
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, HEAD, LOSS, NAME, CanaryWorld, arm, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, rfc3339, unschedulable
@@ -118,12 +118,10 @@ def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
     """Bug: the pod that was still there lacked the drafter, and the patch that mends it failed for ever."""
     world = CanaryWorld()
     world.patched()
-    world.patch(paused=True)
-    world.settle()
+    world.change(paused=True)
     world.measure_arms(0, drafters=without(world, "eagle"))
     assert world.phase == "Starting"
-    world.patch(paused=False, draftPool=[PLD, HEAD])
-    world.settle()
+    world.change(paused=False, draftPool=[PLD, HEAD])
     assert (world.phase, world.rollout.cause) == ("Starting", "")
     world.start_canary()
     world.measure_arms(10)
@@ -132,8 +130,7 @@ def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
 
 def test_no_capacity_is_an_error_while_it_lasts() -> None:
     world = CanaryWorld()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert world.canary is not None
     pod = world.add_pod(f"{NAME}-0", world.canary["spec"]["template"], ready=False, node=None)
     pod["status"] = unschedulable(CanaryWorld(), "x", world.now)["status"]
@@ -173,8 +170,7 @@ LATE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineEx
 def test_pod_that_cannot_run_is_an_error(pod: dict[str, Any], deployment: dict[str, Any], said: str) -> None:
     """Bug: it was Starting, without a word, until the timeout had passed: NoTraffic."""
     world = CanaryWorld()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.start_canary(ready=False)
     canary_pod = world.pods[f"{NAME}-0"]
     for part, fields in pod.items():
@@ -196,8 +192,7 @@ def test_pod_that_cannot_run_is_an_error(pod: dict[str, Any], deployment: dict[s
 def test_time_without_a_ready_pod_is_not_measured() -> None:
     """Bug: a pod that loaded for longer than the timeout was a verdict: NoTraffic."""
     world = CanaryWorld()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.start_canary(ready=False)
     world.now += 7 * 3600
     world.settle()
@@ -216,8 +211,7 @@ def test_time_without_a_ready_pod_is_not_measured() -> None:
 def test_one_failed_poll_of_a_new_pod_is_no_error() -> None:
     """Bug: Stalled=True at once, on which Flux and Argo CD end their wait."""
     world = CanaryWorld()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.now += 600
     world.start_canary()
     ready = world.pods[f"{NAME}-0"]["status"]["conditions"][0]
@@ -325,8 +319,7 @@ def test_refused_object_of_canary_is_an_error(suffix: str) -> None:
 
 def test_two_lookups_cannot_be_hosted_together() -> None:
     world = CanaryWorld()
-    world.patch(draftPool=[{**PLD, "promptLookup": {"maxTokens": 8}}])
-    world.settle()
+    world.change(draftPool=[{**PLD, "promptLookup": {"maxTokens": 8}}])
     assert (world.phase, world.rollout.cause, world.canary) == ("Error", "CannotHostBoth", None)
     world.annotate(promote=world.rollout.candidate)
     world.settle()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from outrider_crds.counters import ArmCounters
 from outrider_crds.rollout_settings import OnInconclusive, RolloutCanary
-from outrider_crds.status import RolloutStatus, RolloutSums
+from outrider_crds.rollout_status import RolloutStatus, RolloutSums
 from outrider_operator.decide.canary.arms import arms_by_product
 from outrider_operator.decide.canary.machine import CanaryPods, CanaryView, step
 from outrider_operator.decide.canary.record import OPEN, CanaryPhase, Cause, attempt_of, has_pods, keeps_away, started_s

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.counters import ArmCounters
-from outrider_crds.status import RolloutStatus, RolloutSums
+from outrider_crds.rollout_status import RolloutStatus, RolloutSums
 from outrider_operator.decide.canary.record import RECORD_ANNOTATION, measured_s, record_text, recorded, with_clock
 
 START, LOOK_AT = 1795856400.0, 1795856400.0 + 3600.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.conditions import ConditionType
 from outrider_crds.lora_adapters import AdapterVolume
 from outrider_crds.runtime_config import HotConfig, adapters_folder
 from outrider_crds.runtime_state import AdapterState
-from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import FigureWindows
 
 from tests.unit.operator.decide.window_counts import adapter as counted
@@ -22,9 +22,7 @@ def adapter(name: str, folder: str = "one") -> dict[str, Any]:
 
 
 def serving(*adapters: dict[str, Any]) -> World:
-    world = World(manifest(engine={"lora": LORA}, adapters=list(adapters)))
-    world.serve()
-    return world
+    return World(manifest(engine={"lora": LORA}, adapters=list(adapters))).served()
 
 
 def verdict(world: World) -> tuple[str, str, str]:
@@ -67,8 +65,7 @@ def test_an_adapter_that_no_pod_reports_is_being_loaded() -> None:
 
 def test_adapters_are_not_all_loaded_while_a_ready_pod_is_silent() -> None:
     """Bug: one pod of two that never reported was one of "every ready pod"."""
-    world = World(manifest(replicas=2, engine={"lora": LORA}, adapters=[adapter("support")]))
-    world.serve()
+    world = World(manifest(replicas=2, engine={"lora": LORA}, adapters=[adapter("support")])).served()
     world.report_states(adapters=[AdapterState(name="support", loaded=True)])
     silent = next(iter(world.states))
     del world.states[silent]
@@ -76,8 +73,7 @@ def test_adapters_are_not_all_loaded_while_a_ready_pod_is_silent() -> None:
 
 
 def test_a_service_without_adapters_has_no_verdict() -> None:
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     assert verdict(world)[:2] == ("Unknown", "NoAdapters")
 
 
@@ -86,13 +82,11 @@ def test_adapters_come_and_go_without_a_new_revision() -> None:
     world = serving(adapter("support"))
     world.settle()
     before = world.revision()
-    world.patch(adapters=[adapter("support", "two"), adapter("legal")])
-    world.settle()
+    world.change(adapters=[adapter("support", "two"), adapter("legal")])
     assert world.revision() == before
     names = [spec.name for spec in hot(world).adapters or ()]
     assert names == ["support", "legal"]
-    world.patch(adapters=[])
-    world.settle()
+    world.change(adapters=[])
     assert world.revision() == before
     assert hot(world).adapters is None
 
@@ -101,8 +95,7 @@ def test_room_for_adapters_makes_a_new_revision() -> None:
     world = serving(adapter("support"))
     world.settle()
     before = world.revision()
-    world.patch(engine={"lora": {**LORA, "maxRank": 64}})
-    world.settle()
+    world.change(engine={"lora": {**LORA, "maxRank": 64}})
     assert world.revision() != before
 
 
@@ -120,21 +113,18 @@ def test_an_image_with_adapters_is_mounted_and_read_at_its_path() -> None:
     """Another image is another volume of the pod, and so another revision."""
     world = serving(adapter("support"))
     image = {"reference": "registry.example.com/adapters:1", "path": "/llama"}
-    world.patch(engine={"lora": {"volume": {"oci": image}}})
-    world.settle()
+    world.change(engine={"lora": {"volume": {"oci": image}}})
     before = world.revision()
     volumes = world.deployment()["spec"]["template"]["spec"]["volumes"]
     (volume,) = [v for v in volumes if v["name"].endswith("model-adapters")]
     assert volume["image"] == {"reference": image["reference"]}
     assert adapters_folder(AdapterVolume.model_validate({"oci": image})) == "/var/lib/outrider/models/adapters/llama"
-    world.patch(engine={"lora": {"volume": {"oci": {**image, "reference": "registry.example.com/adapters:2"}}}})
-    world.settle()
+    world.change(engine={"lora": {"volume": {"oci": {**image, "reference": "registry.example.com/adapters:2"}}}})
     assert world.revision() != before
 
 
 def test_a_folder_of_the_node_that_is_not_allowed_is_refused() -> None:
-    world = World(manifest(engine={"lora": {"volume": {"hostPath": {"path": "/etc"}}}}))
-    world.settle()
+    world = World(manifest(engine={"lora": {"volume": {"hostPath": {"path": "/etc"}}}})).settled()
     condition = world.condition(ConditionType.SPEC_VALID)
     assert condition.reason == "HostPathForbidden"
     assert "spec.engine.lora.volume names /etc" in condition.message

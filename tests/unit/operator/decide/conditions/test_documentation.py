@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider_crds.status import ConditionType
+from outrider_crds.conditions import ConditionType
 
 from tests.unit.operator.decide.test_properties import REASONS
 

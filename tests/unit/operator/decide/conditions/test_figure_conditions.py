@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.runtime_state import (
     ChoiceState,
     DrafterMemory,
     DrafterReport,
 )
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide import decide
 from outrider_operator.decide.status_changes import status_write
@@ -48,8 +48,7 @@ def measured(world: World, current: WindowCounts | None, previous: WindowCounts 
 
 @pytest.fixture
 def serving() -> World:
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.report_states(drafters=[DrafterReport(name="pld", loaded=True)], choice=ChoiceState(reason="Pays"))
     return world
 
@@ -216,23 +215,19 @@ def test_pods_of_the_previous_release_report_their_speed_up(serving: World) -> N
 
 def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> None:
     """Off and NoDrafter; a drafter that could not load is named with its reason."""
-    serving.report_states(drafters=[DrafterReport(name="pld", loaded=False, reason="no such file")])
-    serving.settle()
+    serving.report(drafters=[DrafterReport(name="pld", loaded=False, reason="no such file")])
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/NoDrafter"
     assert serving.observed().status.drafts[0].reason == "no such file"
-    serving.patch(speculation={"mode": "Off"})
-    serving.settle()
+    serving.change(speculation={"mode": "Off"})
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/Off"
 
 
 def test_a_draft_says_what_its_memory_costs() -> None:
     """Weights and KV take concurrency even at k = 0; of several pods, the one where that is most."""
-    world = World(manifest(replicas=2))
-    world.serve()
+    world = World(manifest(replicas=2)).served()
     assert world.observed().status.drafts[0].memory == ""
     costs = DrafterMemory(weight_bytes=1536 * 1024, kv_bytes_per_token=4096, concurrency_percent=1.234)
-    world.report_states(drafters=[DrafterReport(name="pld", loaded=True, memory=costs)])
-    world.settle()
+    world.report(drafters=[DrafterReport(name="pld", loaded=True, memory=costs)])
     assert world.observed().status.drafts[0].memory == "1.5Mi of weights and 4Ki a token cost 1.23% of concurrency"
     pod_name = next(iter(world.states))
     more = DrafterReport(name="pld", loaded=True, memory=costs.model_copy(update={"concurrency_percent": 20.0}))
@@ -243,23 +238,18 @@ def test_a_draft_says_what_its_memory_costs() -> None:
 
 def test_draft_status_names_the_block_drafter() -> None:
     """A manifest says Block alone; which drafter it is stands in the checkpoint."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     assert world.observed().status.drafts[0].kind == ""
-    world.report_states(drafters=[DrafterReport(name="pld", loaded=True, kind="DSpark")])
-    world.settle()
+    world.report(drafters=[DrafterReport(name="pld", loaded=True, kind="DSpark")])
     assert world.observed().status.drafts[0].kind == "DSpark"
 
 
 def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
     """One pod without it is enough for False, with the reason. No report at all is not True."""
-    world = World(manifest(replicas=2))
-    world.serve()
-    world.report_states(drafters=[])
-    world.settle()
+    world = World(manifest(replicas=2)).served()
+    world.report(drafters=[])
     assert not world.observed().status.drafts[0].loaded
-    world.report_states(drafters=[DrafterReport(name="pld", loaded=True)])
-    world.settle()
+    world.report(drafters=[DrafterReport(name="pld", loaded=True)])
     assert world.observed().status.drafts[0].loaded
     pod_name = next(iter(world.states))
     without = [DrafterReport(name="pld", loaded=False, reason="out of memory")]
@@ -273,8 +263,7 @@ def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
 
 def test_the_printer_columns_name_the_worst_class() -> None:
     """GOODPUT, SPEEDUP, ACCEPTANCE, SLO."""
-    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}, {"name": "batch", "tpot": "1s"}]))
-    world.serve()
+    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}, {"name": "batch", "tpot": "1s"}])).served()
     measured(world, figures(slo_classes={"chat": slo_class(100, 91), "batch": slo_class(100, 99)}), None)
     summary, goodput = world.observed().status.summary, world.observed().status.goodput
     assert summary is not None
@@ -332,13 +321,11 @@ def _speedup_column(world: World) -> str:
 
 def test_an_infeasible_slo_names_the_best_value() -> None:
     """The best value for a single request comes from the profile, so it is known before any traffic."""
-    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"}))
-    world.serve()
+    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"})).served()
     assert world.reason(C.SLO_ATTAINED) == "False/Infeasible"
     assert "21ms" in world.condition(C.SLO_ATTAINED).message
     assert "chat (1ms)" in world.condition(C.SLO_ATTAINED).message
-    world.patch(sloClasses=[{"name": "chat", "tpot": "22ms"}])
-    world.settle()
+    world.change(sloClasses=[{"name": "chat", "tpot": "22ms"}])
     assert world.reason(C.SLO_ATTAINED) == "Unknown/NoTraffic"
 
 

@@ -43,9 +43,7 @@ def argo_health(service: dict[str, Any]) -> str:
 
 
 def _served(**spec: Any) -> World:
-    world = World(manifest(**spec))
-    world.serve()
-    return world
+    return World(manifest(**spec)).served()
 
 
 def _just_created() -> World:
@@ -69,8 +67,7 @@ def _changed_and_not_looked_at() -> World:
 def _refused() -> World:
     world = _served(target={"name": "org/target", "source": {"hub": {"tokenSecretRef": {"name": "a"}}}})
     head = {"name": "org/eagle", "source": {"hub": {"tokenSecretRef": {"name": "b"}}}}
-    world.patch(draftPool=[PLD, {**EAGLE, "eagle": {"model": head}}])
-    world.settle()
+    world.change(draftPool=[PLD, {**EAGLE, "eagle": {"model": head}}])
     return world
 
 
@@ -83,8 +80,7 @@ def _rolling(**container: Any) -> World:
 
 def _paused_with_a_change() -> World:
     world = _served()
-    world.patch(paused=True, engine={"maxModelLen": 512})
-    world.settle()
+    world.change(paused=True, engine={"maxModelLen": 512})
     return world
 
 
@@ -97,8 +93,7 @@ def _pod_lost() -> World:
 
 def _scaled_to_zero() -> World:
     world = _served()
-    world.patch(replicas=0)
-    world.settle()
+    world.change(replicas=0)
     world.pods.clear()
     world.deployment()["status"] |= {"replicas": 0, "updatedReplicas": 0, "availableReplicas": 0}
     world.deployment()["status"]["observedGeneration"] = world.deployment()["metadata"]["generation"]

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import NETWORK_POLICY, FigureWindows, Object, ServiceIdentity
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pods.unreachable_pods import why_unreachable
@@ -94,8 +94,7 @@ PEERS: tuple[Object, ...] = ({"podSelector": {"matchLabels": {"app": "operator"}
 
 def test_service_gets_a_network_policy_only_by_the_charts_value() -> None:
     """The admin port is open to the peers, the serving port to all. The policy goes when the chart disables it."""
-    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
-    world.settle()
+    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS)).settled()
     (policy,) = _policies(world)
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     assert (
@@ -112,8 +111,7 @@ def test_service_gets_a_network_policy_only_by_the_charts_value() -> None:
 
 def test_a_changed_policy_is_restored() -> None:
     """It is restored like every child."""
-    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS))
-    world.settle()
+    world = World(manifest(), settings=settings_with(admin_port_peers=PEERS)).settled()
     (policy,) = _policies(world)
     policy["spec"]["ingress"] = []
     world.settle()
@@ -153,8 +151,7 @@ def test_a_policy_of_another_service_is_a_name_conflict() -> None:
 
 def test_conditions_say_why_a_pods_report_does_not_arrive() -> None:
     """Updated and GoodputHealthy; the pod is ready, since the kubelet reaches it."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     world.roll_out()
     (pod,) = world.pods
     world.unreachable = {pod: "no answer within 2.0 s"}

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import DEPLOYMENT, KUBERNETES_SERVICE, FigureWindows, Object
 from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S
 
@@ -15,10 +15,8 @@ from tests.unit.operator.decide.world import World, manifest, rfc3339, unschedul
 
 def rolling(**spec: Any) -> World:
     """A service that serves with one revision while the next begins: the new template is applied, no pod yet."""
-    world = World(manifest(**spec))
-    world.serve()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world = World(manifest(**spec)).served()
+    world.change(engine={"maxModelLen": 512})
     deployment = world.deployment()
     deployment["status"] |= {"observedGeneration": deployment["metadata"]["generation"], "updatedReplicas": 0}
     deployment["status"]["conditions"] = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}]
@@ -86,8 +84,7 @@ def test_node_that_is_being_made_is_progress_until_the_deadline(evidence: str) -
 
 def test_no_room_for_the_first_pod_does_not_speak_of_old_ones() -> None:
     """maxUnavailable would not help where nothing serves yet."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     unschedulable(world, "first", world.now - 61)
     world.settle()
     assert world.reason(C.PROGRESSING) == "False/NoCapacity"
@@ -109,10 +106,8 @@ def test_unpullable_image_is_named_while_old_pods_serve() -> None:
 
 def test_image_of_a_model_is_named_when_it_cannot_be_pulled() -> None:
     """The kubelet reports it as the container's own; the sentence blamed the runtime image."""
-    world = World(manifest())
-    world.serve()
-    world.patch(target={"name": "llama", "source": {"oci": {"reference": "registry/models/llama:1"}}})
-    world.settle()
+    world = World(manifest()).served()
+    world.change(target={"name": "llama", "source": {"oci": {"reference": "registry/models/llama:1"}}})
     pod = world.add_pod("new", world.deployment()["spec"]["template"], ready=False)
     said = 'Back-off pulling image "registry/models/llama:1": ErrImagePull: failed to pull and unpack image'
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": said}}
@@ -125,8 +120,9 @@ def test_image_of_a_model_is_named_when_it_cannot_be_pulled() -> None:
 
 def test_node_that_mounts_no_images_is_pod_cannot_start() -> None:
     """containerd 1.6 takes an image volume for a folder without a name. As seen with it."""
-    world = World(manifest(target={"name": "llama", "source": {"oci": {"reference": "registry/models/llama:1"}}}))
-    world.settle()
+    world = World(
+        manifest(target={"name": "llama", "source": {"oci": {"reference": "registry/models/llama:1"}}})
+    ).settled()
     pod = world.add_pod("new", world.deployment()["spec"]["template"], ready=False)
     said = 'failed to generate container spec: failed to apply OCI options: failed to mkdir "": mkdir : no such file'
     waiting = {"waiting": {"reason": "CreateContainerError", "message": said}}
@@ -153,8 +149,7 @@ def test_a_crashing_pod_says_its_last_lines() -> None:
 
 def test_restarts_of_last_month_are_no_crash_today() -> None:
     """A pod that failed one probe "kept ending with exit code 1", by restarts that it had recovered from."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     (pod,) = world.pods.values()
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": rfc3339(world.now - 30 * 86400)}
@@ -170,8 +165,7 @@ def test_restarts_of_last_month_are_no_crash_today() -> None:
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "CreateContainerError"])
 def test_a_container_that_cannot_be_made_cannot_start(reason: str) -> None:
     """An absent Secret in env was PodCrashing, whose remedy speaks of last lines; no container ever ran."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     new_pod(world, state={"waiting": {"reason": reason, "message": 'secret "token" not found'}})
     world.settle()
     assert world.reason(C.READY) == "False/PodCannotStart"
@@ -223,8 +217,7 @@ def test_two_pods_of_a_node_that_shut_down_are_no_row() -> None:
 
 def test_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
     """Ready and Available have the cause if no pod serves."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     new_pod(world, state={"waiting": {"reason": "ErrImagePull", "message": "no such host"}})
     world.settle()
     assert world.reason(C.READY) == "False/ImagePullFailed"
@@ -236,8 +229,7 @@ def test_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
 
 def test_missing_model_folder_is_reported_in_the_kubelets_words() -> None:
     """A volume that cannot be mounted shows in the pod's events only; it is trouble once it lasts."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
     world.warnings = {"new": "FailedMount: hostPath type check failed: /models/x is not a directory"}
     plan = world.settle()
@@ -252,8 +244,7 @@ def test_missing_model_folder_is_reported_in_the_kubelets_words() -> None:
 
 def test_forbidden_pods_are_reported_in_the_api_servers_words() -> None:
     """There is no pod to look at: the Deployment alone knows."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     message = 'pods "chat-1" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
     world.deployment()["status"] = {"conditions": [failure]}
@@ -280,8 +271,7 @@ def test_a_rollout_past_its_deadline_is_stalled() -> None:
 def test_paused_stops_the_deployment_and_says_so() -> None:
     """The Deployment itself is paused: no controller rolls on behind our back."""
     world = rolling()
-    world.patch(paused=True)
-    world.settle()
+    world.change(paused=True)
     assert world.deployment()["spec"]["paused"] is True
     assert world.reason(C.PROGRESSING) == "False/Paused"
     assert world.reason(C.UPDATED) == "False/Paused"
@@ -289,8 +279,7 @@ def test_paused_stops_the_deployment_and_says_so() -> None:
 
 def test_zero_replicas_are_legal() -> None:
     """Ready says ScaledToZero; everything is up to date."""
-    world = World(manifest(replicas=0))
-    world.settle()
+    world = World(manifest(replicas=0)).settled()
     assert world.deployment()["spec"]["replicas"] == 0
     world.roll_out()
     world.settle()
@@ -303,8 +292,7 @@ def test_zero_replicas_are_legal() -> None:
 
 def test_first_pod_that_was_never_ready_is_a_stuck_rollout() -> None:
     """Made with no pods, then scaled to one whose image is not there: Progressing said Complete."""
-    world = World(manifest(replicas=0))
-    world.settle()
+    world = World(manifest(replicas=0)).settled()
     world.roll_out()
     world.settle()
     world.patch(replicas=1)
@@ -336,8 +324,7 @@ def test_pods_that_no_service_leads_to_are_not_ready() -> None:
 
 def test_a_pod_that_crashes_later_is_no_rollout() -> None:
     """Complete stays Complete; Available tells of the loss, Ready of the rest."""
-    world = World(manifest(replicas=2))
-    world.serve()
+    world = World(manifest(replicas=2)).served()
     pod = next(iter(world.pods.values()))
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     world.deployment()["status"]["availableReplicas"] = 1
@@ -349,8 +336,7 @@ def test_a_pod_that_crashes_later_is_no_rollout() -> None:
 
 def test_the_deployments_replicas_follow_the_service_only() -> None:
     """The scale subresource writes spec.replicas; a hand on the Deployment is undone."""
-    world = World(manifest(replicas=2))
-    world.serve()
+    world = World(manifest(replicas=2)).served()
     world.deployment()["spec"]["replicas"] = 7
     world.settle()
     assert world.deployment()["spec"]["replicas"] == 2
@@ -359,8 +345,7 @@ def test_the_deployments_replicas_follow_the_service_only() -> None:
 @pytest.mark.parametrize("field", ["replicas", "paused", "progressDeadlineSeconds"])
 def test_fields_that_outrider_sets_come_back_and_others_stay(field: str) -> None:
     """Server-side apply by one manager."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     right = world.deployment()["spec"][field]
     world.deployment()["spec"][field] = 99
     world.deployment()["metadata"]["annotations"]["team"] = "a"
@@ -371,8 +356,7 @@ def test_fields_that_outrider_sets_come_back_and_others_stay(field: str) -> None
 
 def test_what_the_api_server_defaults_is_no_difference() -> None:
     """Quantities in another spelling, defaulted fields, a sidecar's volume: nothing to apply."""
-    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": "1000m", "memory": "2048Mi"}}}))
-    world.serve()
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": "1000m", "memory": "2048Mi"}}})).served()
     pod = world.deployment()["spec"]["template"]["spec"]
     pod["containers"][0]["resources"]["limits"] = {"cpu": "1", "memory": "2Gi"}
     pod["dnsPolicy"] = "ClusterFirst"
@@ -384,8 +368,7 @@ def test_what_the_api_server_defaults_is_no_difference() -> None:
 @pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget", "ServiceAccount", "Deployment"])
 def test_a_deleted_child_comes_back(kind: str) -> None:
     """Children deleted by hand."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     before = copy.deepcopy(world.objects[kind, "chat"])
     del world.objects[kind, "chat"]
     world.settle()
@@ -394,10 +377,8 @@ def test_a_deleted_child_comes_back(kind: str) -> None:
 
 def test_updated_waits_for_the_deployment_controller() -> None:
     """The status of the generation before says nothing about the new template."""
-    world = World(manifest())
-    world.serve()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world = World(manifest()).served()
+    world.change(engine={"maxModelLen": 512})
     assert world.objects[DEPLOYMENT, "chat"]["status"]["updatedReplicas"] == 1
     assert world.reason(C.UPDATED) == "False/RollingOut"
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
@@ -405,19 +386,16 @@ def test_updated_waits_for_the_deployment_controller() -> None:
 
 def test_revert_to_a_retained_replica_set_waits_for_its_pods() -> None:
     """The Deployment's own word (NewReplicaSetAvailable) is of the rollout before: its pods crash, and say so."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     first = world.observed().service["spec"]
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world.change(engine={"maxModelLen": 512})
     world.roll_out()
     world.report_states()
     world.settle()  # the gate opens
     world.roll_out()
     world.settle()
     assert world.reason(C.PROGRESSING) == "False/Complete"
-    world.patch(engine=first.get("engine", {}))
-    world.settle()
+    world.change(engine=first.get("engine", {}))
     world.roll_out(ready=False)
     settled = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
     world.deployment()["status"]["conditions"] = [settled]
@@ -427,8 +405,7 @@ def test_revert_to_a_retained_replica_set_waits_for_its_pods() -> None:
     assert world.reason(C.PROGRESSING) == "False/Stalled"
     assert world.reason(C.UPDATED) == "False/RollingOut"
     world.roll_out()
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.reason(C.PROGRESSING) == "False/Complete"
     assert world.reason(C.UPDATED) == "True/UpToDate"
 
@@ -436,8 +413,7 @@ def test_revert_to_a_retained_replica_set_waits_for_its_pods() -> None:
 @pytest.mark.parametrize(("written", "stored"), [("100m", "100000000n"), ("1500m", "1500000u"), ("1e3", "1k")])
 def test_every_spelling_of_a_quantity_is_known(written: str, stored: str) -> None:
     """The API server stores quantities in a spelling of its own: an idle service is not applied again."""
-    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": written}}}))
-    world.serve()
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": written}}})).served()
     container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
     container["resources"]["limits"] = {"cpu": stored}
     assert not world.reconcile().apply
@@ -474,8 +450,7 @@ def test_nothing_stands_still_under_a_spec_that_cannot_be_read() -> None:
 
 def test_lost_pod_after_a_rollout_stays_complete_in_any_words() -> None:
     """Whether a rollout is over was read back from the sentence of Progressing: other words began it again."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     revision = world.observed().status.revision
     assert revision is not None
     assert revision.phase == "Proven"

@@ -346,8 +346,7 @@ def test_pods_that_do_not_answer_count_as_the_others() -> None:
 
 
 def _served() -> World:
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     for job in world.jobs():
         world.measure(job, most_requests=128)
     world.settle()
@@ -374,8 +373,7 @@ def test_demand_without_figures_or_profile_is_absent() -> None:
     world = _served()
     world.figures = FigureWindows(error="Prometheus does not answer")
     assert _demand(world) == []
-    unmeasured = World(manifest(profiling={"mode": "Skip"}))
-    unmeasured.serve()
+    unmeasured = World(manifest(profiling={"mode": "Skip"})).served()
     unmeasured.figures = FigureWindows(current=_figures(1_000, 10, 0.011))
     assert _demand(unmeasured) == []
 

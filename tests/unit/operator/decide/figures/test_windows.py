@@ -265,8 +265,7 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
         return state(1000 * i, drafters=[draft], draft_length_steps=[10 * i, 40 * i])
 
     history, at = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.figures = windows(history, at, WINDOW_S)
     plan = world.reconcile()
     assert plan.status.summary is not None
@@ -282,8 +281,7 @@ def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
     untried = DrafterReport(name="pld", loaded=True)
     first = {"a": state(0, drafters=[untried])}
     history, at = watched([first, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.figures = windows(history, at, WINDOW_S)
     (draft,) = world.reconcile().status.drafts
     assert (draft.acceptance_rate, draft.accepted_length, draft.share_percent) == ("0.25", "1.5", "0")

@@ -17,8 +17,7 @@ FROM_BUCKET = {"name": "llama", "source": {"s3": {"uri": "s3://models/llama"}}}
 
 def pods(**spec: Any) -> list[Object]:
     """Specs of the serving pod and of the profiling pod."""
-    world = World(manifest(**spec))
-    world.settle()
+    world = World(manifest(**spec)).settled()
     world.roll_out()
     world.settle()
     kinds = {kind: document for (kind, _), document in world.objects.items()}
@@ -76,12 +75,10 @@ def test_variables_of_the_user_win_over_the_bundle() -> None:
 
 def test_bundle_makes_a_revision_and_keeps_the_profile() -> None:
     """Pods read it when they start, and it moves no step time."""
-    world = World(manifest(target=FROM_BUCKET))
-    world.serve()
+    world = World(manifest(target=FROM_BUCKET)).served()
     before, measured = world.revision(), len(world.created_jobs)
     keys = boot_of(world.objects["ConfigMap", f"chat-{before}"])["profileKeys"]
-    world.patch(caBundle={"configMap": {"name": "ca"}})
-    world.settle()
+    world.change(caBundle={"configMap": {"name": "ca"}})
     after = world.revision()
     assert after != before
     assert boot_of(world.objects["ConfigMap", f"chat-{after}"])["profileKeys"] == keys

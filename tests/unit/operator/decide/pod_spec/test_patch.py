@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_crds.conditions import ConditionType
 from outrider_crds.manifest import load_manifest
 from outrider_crds.pod_template import PodTemplate
 from outrider_crds.profile_keys import profile_keys
-from outrider_crds.status import ConditionType
 from outrider_operator.cluster_model import DEPLOYMENT, Node, OperatorSettings, ServiceIdentity
 from outrider_operator.decide.pod_spec.patch import merged, patch_problems
 from outrider_operator.decide.pod_spec.placement import has_node
@@ -139,11 +139,9 @@ HOSTILE = {
 def test_hostile_patch_is_refused_by_name(word: str) -> None:
     """Issue 40: a condition with a sentence, and the pods that run stay as they are."""
     assert word in "; ".join(patch_problems(PodTemplate.model_validate(HOSTILE[word])))
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     before = world.objects[DEPLOYMENT, "chat"]["spec"]
-    world.patch(podTemplate=HOSTILE[word])
-    world.settle()
+    world.change(podTemplate=HOSTILE[word])
     assert world.reason(ConditionType.SPEC_VALID) == "False/InvalidSpec"
     assert word in world.condition(ConditionType.SPEC_VALID).message
     assert world.objects[DEPLOYMENT, "chat"]["spec"] == before

@@ -11,8 +11,7 @@ from tests.unit.operator.decide.world import EAGLE, World, gpu_node, manifest, s
 
 
 def template(**spec: Any) -> Object:
-    world = World(manifest(**spec), nodes=(gpu_node("a", "NVIDIA-L4"),))
-    world.settle()
+    world = World(manifest(**spec), nodes=(gpu_node("a", "NVIDIA-L4"),)).settled()
     result: Object = world.deployment()["spec"]["template"]
     return result
 
@@ -39,8 +38,7 @@ def test_pods_run_without_privileges() -> None:
 def test_where_the_platform_assigns_users_pods_name_none(kind: str) -> None:
     """OpenShift refuses a pod whose user or group is not of its namespace's range; it fills in what is absent."""
     for assigned in (False, True):
-        world = World(manifest(), settings=settings_with(platform_assigns_user=assigned))
-        world.settle()
+        world = World(manifest(), settings=settings_with(platform_assigns_user=assigned)).settled()
         world.roll_out()
         world.settle()
         (child,) = [document for (result, _), document in world.objects.items() if result == kind]
@@ -136,8 +134,7 @@ def test_a_gpu_pod_asks_for_its_gpus_and_a_cpu_pod_for_none() -> None:
 
 def test_service_hides_admin_port_and_budget_frees_broken_pods() -> None:
     """Tenancy: state, metrics and probes are not behind the Service."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     assert [p["targetPort"] for p in world.objects[KUBERNETES_SERVICE, "chat"]["spec"]["ports"]] == [8000]
     budget = world.objects[DISRUPTION_BUDGET, "chat"]["spec"]
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import JOB
 from outrider_operator.decide.desired.profile_store import FIRST_RETRY_S
 from outrider_operator.decide.profiling.measurement_request import request_of
@@ -53,8 +53,7 @@ def test_a_failed_key_runs_again_on_a_changed_spec_or_on_request() -> None:
     world = started()
     world.finish_job(world.jobs()[0], "no", exit_code=1)
     world.settle()
-    world.patch(profiling={"timeout": "2h"})
-    world.settle()
+    world.change(profiling={"timeout": "2h"})
     assert len(world.created_jobs) == 2
     world.finish_job(world.jobs()[0], "no", exit_code=1)
     world.settle()
@@ -69,8 +68,7 @@ def test_a_failed_key_runs_again_on_a_changed_spec_or_on_request() -> None:
 
 def test_a_reprofile_request_measures_everything_again_once() -> None:
     """Also what was measured well; the old profile serves meanwhile."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "2026-12-01"}
     world.settle()
     assert world.created_jobs[-1].target
@@ -141,8 +139,7 @@ def test_job_is_replaced_if_settings_change_before_it_starts() -> None:
     """A Job that waits for a node under a wrong toleration would wait for ever."""
     world = started()
     first = world.objects[JOB, world.jobs()[0]]["metadata"]["uid"]
-    world.patch(accelerator={"products": ["cpu"], "tolerations": [{"operator": "Exists"}]})
-    world.settle()
+    world.change(accelerator={"products": ["cpu"], "tolerations": [{"operator": "Exists"}]})
     world.roll_out()
     world.settle()
     assert [world.objects[JOB, job]["metadata"]["uid"] for job in world.jobs()] != [first]
@@ -171,8 +168,7 @@ def test_job_that_reports_free_steps_fails_and_service_continues(costs: dict[str
     world.finish_job(world.jobs()[0], json.dumps(said))
     world.settle()
     assert "target.costs" in world.condition(C.PROFILES_READY).message
-    world.patch(replicas=3)
-    world.settle()
+    world.change(replicas=3)
     assert world.deployment()["spec"]["replicas"] == 3
 
 

@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.profile_keys import ProfileKeys
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide.desired.profile_store import Store, read_store
 from outrider_operator.decide.profiling.known_profiles import newest
@@ -221,8 +221,7 @@ def upgraded(engine_version: str, **fields: Any) -> World:
     world = started(draftPool=[PLD, EAGLE])
     world.measure(world.jobs()[0], engine_version=engine_version)
     world.settle()
-    world.report_states()
-    world.settle()
+    world.report()
     world.created_jobs.clear()
     world.settings = UPGRADED.model_copy(update={"runtime_upgrade_percent": 100, **fields})
     world.settle()
@@ -249,8 +248,7 @@ def test_another_engine_is_measured_again(engine_version: str, fields: dict[str,
 def test_an_image_of_the_users_own_is_measured() -> None:
     """Nothing says which engine is in it."""
     world = upgraded("0.32.0")
-    world.patch(podTemplate={"image": "mine:1"})
-    world.settle()
+    world.change(podTemplate={"image": "mine:1"})
     world.roll_out()
     world.settle()
     assert [name for kind, name in world.objects if kind == JOB]

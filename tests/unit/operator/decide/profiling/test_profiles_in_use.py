@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from outrider_crds.conditions import ConditionType as C
 from outrider_crds.draft_pool import SparseSelf
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, ProfilingResult
 from outrider_crds.spec import Speculation
-from outrider_crds.status import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB, Object
 from outrider_operator.decide import decide
 from outrider_operator.decide.desired.profile_store import Store, read_store
@@ -37,11 +37,9 @@ def test_stale_profile_serves_while_it_is_measured_again() -> None:
 
 def test_a_profile_from_another_device_is_marked_stale() -> None:
     """The runtime compares device, engine and commit with its own and reports the difference."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     key = world.created_jobs[0].keys.target
-    world.report_states(profile={"mismatch": "The profile is of an A100, this is an L4", "targetKey": key})
-    world.settle()
+    world.report(profile={"mismatch": "The profile is of an A100, this is an L4", "targetKey": key})
     assert world.reason(C.PROFILES_READY) == "False/Stale"
     assert "A100" in world.condition(C.PROFILES_READY).message
 
@@ -49,8 +47,7 @@ def test_a_profile_from_another_device_is_marked_stale() -> None:
 def test_a_profile_that_fits_some_of_the_pods_is_not_stale() -> None:
     """`cpu` is every model of CPU: where nodes differ no one measurement fits all pods, and measuring again changes
     nothing. Those that it does not fit correct it online."""
-    world = World(manifest(replicas=2))
-    world.serve()
+    world = World(manifest(replicas=2)).served()
     key = world.created_jobs[0].keys.target
     world.report_states(profile={"targetKey": key})
     other = next(iter(world.states))
@@ -62,12 +59,10 @@ def test_a_profile_that_fits_some_of_the_pods_is_not_stale() -> None:
 
 def test_old_drafter_of_another_service_leaves_profile_fresh() -> None:
     """A profile keeps drafters that were measured for others, or before; only those of the spec count."""
-    world = World(manifest(draftPool=[PLD, EAGLE], profiling={"maxAge": "24h"}))
-    world.serve()
+    world = World(manifest(draftPool=[PLD, EAGLE], profiling={"maxAge": "24h"})).served()
     world.now += 20 * 3600
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "a"}
-    world.patch(draftPool=[PLD])
-    world.settle()
+    world.change(draftPool=[PLD])
     world.roll_out()
     world.settle()
     world.measure(world.jobs()[0])
@@ -88,8 +83,7 @@ def test_a_noisy_profile_is_used_and_named() -> None:
 @pytest.mark.parametrize("target", ["{", '{"costs": {"uniform": {}}}'], ids=["no JSON", "free steps"])
 def test_profile_that_cannot_be_is_measured_again(target: str) -> None:
     """Users or an older release may write nonsense: an impossible measurement counts as missing."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
     whole = {**json.loads(stored["target.json"]), **json.loads(target)} if target != "{" else target
     stored["target.json"] = whole if isinstance(whole, str) else json.dumps(whole)
@@ -134,8 +128,7 @@ def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
 
 def test_foreign_file_in_a_profile_does_not_block_new_results() -> None:
     """Its key went into the name of a file, which the API server refused at every attempt to store anything."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
     (own,) = [file for file in data if file != "target.json"]
     evil = {**json.loads(data[own]), "key": "../x y"}
@@ -153,8 +146,7 @@ def test_foreign_file_in_a_profile_does_not_block_new_results() -> None:
 def test_profile_is_parsed_once_per_decision_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile with 200 kB of failures was parsed at each use: a third of a second per reconcile, in which all other
     services waited."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
     failure = {"reason": "", "message": "", "job": ""}
     data["failures.json"] = json.dumps({str(n): {"": failure} for n in range(4000)})

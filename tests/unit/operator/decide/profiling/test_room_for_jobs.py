@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import JOB, Node, Object
 from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec import placement
@@ -21,8 +21,7 @@ def test_a_serving_pod_without_a_node_keeps_no_job_away(product: str, node: Node
     """A zone that is not there, a misspelled claim, no room: only the scheduler knows whether a Job's going would help,
     and by the Jobs' priority class it acts on it. The operator neither stops Jobs for such a pod nor holds them up."""
     settings = settings_with(profiling_priority_class="outrider-profiling")
-    world = World(manifest(accelerator={"products": [product]}), nodes=(node,), settings=settings)
-    world.settle()
+    world = World(manifest(accelerator={"products": [product]}), nodes=(node,), settings=settings).settled()
     world.roll_out()
     pod = unschedulable(world, "lost", world.now)
     if whose != "its own":
@@ -73,8 +72,7 @@ def test_a_job_that_finds_no_room_means_learning() -> None:
 
 def test_serving_pod_on_cpu_starts_before_measurement() -> None:
     """They share the cores: the pod is ready sooner, and the Job measures the model, not the other's start."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     world.roll_out(ready=False)
     world.settle()
     assert world.jobs() == []
@@ -86,10 +84,8 @@ def test_serving_pod_on_cpu_starts_before_measurement() -> None:
 
 def test_new_draft_is_measured_after_the_new_pods_start() -> None:
     """When the operator looks, no pod of the new revision exists yet; the old revision's pods do not count."""
-    world = World(manifest())
-    world.serve()
-    world.patch(engine={"maxModelLen": 512})
-    world.settle()
+    world = World(manifest()).served()
+    world.change(engine={"maxModelLen": 512})
     deployment = world.deployment()
     deployment["status"] |= {"observedGeneration": deployment["metadata"]["generation"], "updatedReplicas": 0}
     world.settle()
@@ -102,8 +98,7 @@ def test_new_draft_is_measured_after_the_new_pods_start() -> None:
 @pytest.mark.parametrize(("waits_s", "warning"), [(30, "FailedMount: no such folder"), (300, "")])
 def test_pod_that_does_not_start_keeps_no_job_away(waits_s: int, warning: str) -> None:
     """A pod without its volumes uses no core. A Job waits for others at most for rollout.progressDeadline."""
-    world = World(manifest(rollout={"progressDeadline": "5m"}))
-    world.settle()
+    world = World(manifest(rollout={"progressDeadline": "5m"})).settled()
     world.roll_out(ready=False)
     (pod,) = world.pods.values()
     if warning:
@@ -155,8 +150,7 @@ def test_a_toleration_that_admission_adds_counts() -> None:
     world = World(
         manifest(accelerator={"products": ["NVIDIA-L4"]}),
         nodes=(replace(gpu_node("a", "NVIDIA-L4"), taints=(taint,)),),
-    )
-    world.settle()
+    ).settled()
     assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
     world.roll_out()
     for pod in world.pods.values():
@@ -181,8 +175,7 @@ def test_tolerations_of_many_pods_are_not_held_against_each_node(monkeypatch: py
     world = World(
         manifest(accelerator={"products": ["NVIDIA-L4"], "tolerations": extra_tolerations}, replicas=100),
         nodes=(tainted,) * 100,
-    )
-    world.settle()
+    ).settled()
     world.roll_out()
     pairs.clear()
     decide(world.observed(), world.settings)
@@ -204,8 +197,7 @@ FALLBACK: dict[str, Any] = {"accelerator": {"products": ["H200", "H100"]}}
 @pytest.mark.parametrize("mode", ["Auto", "Required"])
 def test_a_fallback_product_without_a_node_blocks_nothing(mode: str) -> None:
     """ProfilesReady was NoMatchingNode for ever; with Required there was no Deployment, and a Job ordered a node."""
-    world = World(manifest(**FALLBACK, profiling={"mode": mode}), nodes=(gpu_node("a", "H100"),))
-    world.settle()
+    world = World(manifest(**FALLBACK, profiling={"mode": mode}), nodes=(gpu_node("a", "H100"),)).settled()
     if mode == "Auto":
         world.roll_out()
         world.settle()
@@ -225,8 +217,7 @@ def test_a_fallback_product_without_a_node_blocks_nothing(mode: str) -> None:
 
 def test_products_that_no_node_has_are_all_waited_for() -> None:
     """None is a fallback of another yet."""
-    world = World(manifest(**FALLBACK), nodes=())
-    world.settle()
+    world = World(manifest(**FALLBACK), nodes=()).settled()
     assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
     for product in ("H200", "H100"):
         assert product in world.condition(C.PROFILES_READY).message
@@ -250,8 +241,7 @@ def _hosts(world: World) -> list[str]:
 def _measured_on(mode: str, *names: str) -> World:
     accelerator = {"products": ["H100"]}
     nodes = tuple(map(_with_hostname, names))
-    world = World(manifest(accelerator=accelerator, profiling={"mode": mode}), nodes=nodes)
-    world.settle()
+    world = World(manifest(accelerator=accelerator, profiling={"mode": mode}), nodes=nodes).settled()
     if mode == "Auto":
         world.roll_out()
         world.settle()

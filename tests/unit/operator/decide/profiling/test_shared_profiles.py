@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import CONFIG_MAP, JOB
 from outrider_operator.decide import decide
 from outrider_operator.decide.desired.profile_store import Failure, Store, read_store, store_data
@@ -46,8 +46,7 @@ def test_two_services_share_a_measurement_until_the_last_goes() -> None:
 
 def test_profile_with_the_most_owners_is_still_used() -> None:
     """A profile of 204 services was too large for the operator, and no service had one any more."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
     others = [{"uid": f"other-{number}"} for number in range(MAX_OWNERS)]
     profile["metadata"]["ownerReferences"] = others
@@ -82,8 +81,7 @@ def test_two_services_that_leave_at_once_delete_their_profile() -> None:
 
 def test_profile_without_owner_is_adopted_by_a_service_in_need() -> None:
     """Its last user was deleted with --cascade=orphan."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
     profile["metadata"]["ownerReferences"] = []
     world.settle()

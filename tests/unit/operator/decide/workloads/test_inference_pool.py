@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import (
     DEPLOYMENT,
     INFERENCE_POOL,
@@ -38,8 +38,7 @@ def foreign_pool() -> Object:
 
 def test_pool_selects_the_pods_and_names_the_picker() -> None:
     """The schema of v1; a pool of before v1.6 must name a picker."""
-    world = World(manifest(**ON))
-    world.settle()
+    world = World(manifest(**ON)).settled()
     pool = world.objects[INFERENCE_POOL, "chat"]
     assert pool["spec"] == {
         "selector": {"matchLabels": world.deployment()["spec"]["selector"]["matchLabels"]},
@@ -58,43 +57,35 @@ def test_pool_selects_the_pods_and_names_the_picker() -> None:
 
 
 def test_another_picker_changes_the_pool_and_no_pod() -> None:
-    world = World(manifest(**ON))
-    world.serve()
+    world = World(manifest(**ON)).served()
     before = world.revision()
     world.objects[KUBERNETES_SERVICE, "chat-epp"] = picker()
-    world.patch(gateway={"inferencePool": True, "endpointPicker": "pickers"})
-    world.settle()
+    world.change(gateway={"inferencePool": True, "endpointPicker": "pickers"})
     assert world.objects[INFERENCE_POOL, "chat"]["spec"]["endpointPickerRef"]["name"] == "pickers"
     assert world.revision() == before
 
 
 def test_pool_goes_when_it_is_switched_off() -> None:
-    world = World(manifest(**ON))
-    world.settle()
-    world.patch(gateway={"inferencePool": False})
-    world.settle()
+    world = World(manifest(**ON)).settled()
+    world.change(gateway={"inferencePool": False})
     assert (INFERENCE_POOL, "chat") not in world.objects
     assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotRequested"
 
 
 def test_pool_of_a_refused_spec_is_awaited_until_it_is_gone() -> None:
     """The condition said NotRequested while the pool was there, and then no look found it."""
-    world = World(manifest(**ON))
-    world.serve()
-    world.patch(gateway={"inferencePool": False}, podTemplate={"hostNetwork": True})
-    world.settle()
+    world = World(manifest(**ON)).served()
+    world.change(gateway={"inferencePool": False}, podTemplate={"hostNetwork": True})
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert (INFERENCE_POOL, "chat") in world.objects, "nothing is deleted for a refused spec"
     assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
-    world.patch(podTemplate={})
-    world.settle()
+    world.change(podTemplate={})
     assert (INFERENCE_POOL, "chat") not in world.objects
     assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/NotRequested"
 
 
 def test_pool_whose_deletion_is_refused_is_named() -> None:
-    world = World(manifest(**ON))
-    world.settle()
+    world = World(manifest(**ON)).settled()
     world.patch(gateway={"inferencePool": False})
     (delete,) = decide(world.observed(), SETTINGS).delete
     assert isinstance(delete, Delete)
@@ -106,17 +97,14 @@ def test_pool_whose_deletion_is_refused_is_named() -> None:
 
 
 def test_pool_with_a_finalizer_is_awaited() -> None:
-    world = World(manifest(**ON))
-    world.settle()
+    world = World(manifest(**ON)).settled()
     world.objects[INFERENCE_POOL, "chat"]["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
-    world.patch(gateway={"inferencePool": False})
-    world.settle()
+    world.change(gateway={"inferencePool": False})
     assert world.reason(C.INFERENCE_POOL_READY) == "Unknown/Pending"
 
 
 def test_pool_that_may_not_be_looked_for_may_be_left() -> None:
-    world = World(manifest(**ON))
-    world.settle()
+    world = World(manifest(**ON)).settled()
     world.patch(gateway={"inferencePool": False})
     world.pool_access = KindAccess.FORBIDDEN
     del world.objects[INFERENCE_POOL, "chat"]  # what is forbidden is not seen
@@ -179,8 +167,7 @@ def test_refused_pool_is_named_and_holds_nothing_up() -> None:
 
 def test_picker_may_read_the_metrics_under_the_policy() -> None:
     """It chooses by them; without them all pods look alike to it."""
-    world = World(manifest(**ON), settings=settings_with(admin_port_peers=(OPERATOR,)))
-    world.settle()
+    world = World(manifest(**ON), settings=settings_with(admin_port_peers=(OPERATOR,))).settled()
 
     def peers() -> list[Object]:
         rules = world.objects[NETWORK_POLICY, "chat-admin-port"]["spec"]["ingress"]
@@ -190,8 +177,7 @@ def test_picker_may_read_the_metrics_under_the_policy() -> None:
     world.objects[KUBERNETES_SERVICE, "chat-epp"] = picker()
     world.settle()
     assert peers() == [OPERATOR, {"podSelector": {"matchLabels": {"app": "epp"}}}]
-    world.patch(gateway={"inferencePool": False})
-    world.settle()
+    world.change(gateway={"inferencePool": False})
     assert peers() == [OPERATOR]
 
 
@@ -221,8 +207,7 @@ UNRESOLVED = {**RESOLVED, "status": "False", "message": "Service chat-epp has no
 )
 def test_pool_is_ready_once_each_gateway_accepts_it(parents: list[Any], reason: str, words: str) -> None:
     """A pool that was written counted as ready, whatever the gateway said of it."""
-    world = World(manifest(**ON))
-    world.settle()
+    world = World(manifest(**ON)).settled()
     world.objects[INFERENCE_POOL, "chat"]["status"] = {"parents": parents}
     world.settle()
     assert world.reason(C.INFERENCE_POOL_READY) == reason
@@ -230,8 +215,7 @@ def test_pool_is_ready_once_each_gateway_accepts_it(parents: list[Any], reason: 
 
 
 def test_pool_is_not_ready_before_gateways_see_a_change() -> None:
-    world = World(manifest(**ON))
-    world.settle()
+    world = World(manifest(**ON)).settled()
     pool = world.objects[INFERENCE_POOL, "chat"]
     pool["metadata"]["generation"] = 2
     pool["status"] = {"parents": [{"parentRef": {"name": "inner"}, "conditions": [ACCEPTED, RESOLVED]}]}

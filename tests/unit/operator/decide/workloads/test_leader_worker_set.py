@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import (
     COMPONENT_LABEL,
     DEPLOYMENT,
@@ -82,18 +82,15 @@ def _in_groups(template: Object) -> Object:
 
 def grouped(**spec: Any) -> Groups:
     """Two groups that serve."""
-    world = Groups(manifest(**{"replicas": 2, "rollout": ROLLING, **NODES, **spec}))
-    world.settle()
+    world = Groups(manifest(**{"replicas": 2, "rollout": ROLLING, **NODES, **spec})).settled()
     world.form()
     world.settle()
-    world.report_states()
-    world.settle()
+    world.report()
     return world
 
 
 def test_groups_take_the_place_of_the_deployment() -> None:
-    world = Groups(manifest(replicas=2, **NODES))
-    world.settle()
+    world = Groups(manifest(replicas=2, **NODES)).settled()
     assert (DEPLOYMENT, "chat") not in world.objects
     template = world.groups()["spec"]["leaderWorkerTemplate"]
     assert (world.groups()["spec"]["replicas"], template["size"]) == (2, 2)
@@ -103,8 +100,7 @@ def test_groups_take_the_place_of_the_deployment() -> None:
 
 def test_groups_without_a_controller_are_named() -> None:
     """The CRD without its controller: the rollout moved for ever, without a reason."""
-    world = Groups(manifest(**NODES))
-    world.settle()
+    world = Groups(manifest(**NODES)).settled()
     assert "is LWS running?" in world.condition(C.PROGRESSING).message
     world.form(ready=False)
     world.settle()
@@ -113,8 +109,7 @@ def test_groups_without_a_controller_are_named() -> None:
 
 def test_workers_are_behind_no_service() -> None:
     """The Service and the scale selector select leaders: a worker answers no request."""
-    world = Groups(manifest(**NODES))
-    world.settle()
+    world = Groups(manifest(**NODES)).settled()
     template = world.groups()["spec"]["leaderWorkerTemplate"]
     service = world.objects["Service", "chat"]["spec"]["selector"]
     assert service.items() <= template["leaderTemplate"]["metadata"]["labels"].items()
@@ -134,8 +129,9 @@ def test_a_drain_takes_one_group_at_a_time() -> None:
 
 def test_workers_are_leaders_without_what_serves() -> None:
     """A patch of the pod reaches both alike, and no probe asks a worker what only a leader answers."""
-    world = Groups(manifest(**NODES, podTemplate={"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "hostname": "a"}))
-    world.settle()
+    world = Groups(
+        manifest(**NODES, podTemplate={"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "hostname": "a"})
+    ).settled()
     template = world.groups()["spec"]["leaderWorkerTemplate"]
     leader, worker = template["leaderTemplate"]["spec"], template["workerTemplate"]["spec"]
     assert {**worker, "containers": []} == {**leader, "containers": []}
@@ -152,8 +148,7 @@ def test_each_pod_of_a_group_has_its_share_of_the_gpus() -> None:
         "accelerator": {"products": ["NVIDIA-H200"]},
         "engine": {"nodes": 2, "tensorParallelSize": 16},
     }
-    world = Groups(manifest(**spec), nodes=(gpu_node("a", "NVIDIA-H200"), gpu_node("b", "NVIDIA-H200")))
-    world.settle()
+    world = Groups(manifest(**spec), nodes=(gpu_node("a", "NVIDIA-H200"), gpu_node("b", "NVIDIA-H200"))).settled()
     for template in ("leaderTemplate", "workerTemplate"):
         (runtime,) = world.groups()["spec"]["leaderWorkerTemplate"][template]["spec"]["containers"]
         assert runtime["resources"]["limits"] == {"nvidia.com/gpu": "8"}
@@ -177,8 +172,7 @@ def test_a_group_is_not_measured_by_a_job_of_one_pod() -> None:
 
 def test_scale_changes_the_number_of_groups() -> None:
     world = grouped()
-    world.patch(replicas=3)
-    world.settle()
+    world.change(replicas=3)
     assert world.pace() == (3, 0, 2, 0)
 
 
@@ -191,8 +185,7 @@ def test_a_new_revision_stops_at_its_first_group(rollout: dict[str, Any], pace: 
     """The partition is in the same write as the template: no old group goes before a new one has every drafter."""
     world = grouped(rollout=rollout)
     before = world.pace()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert world.pace() == pace
     assert world.groups()["metadata"]["annotations"][HOLD_ANNOTATION] == HOLD
     old = 2 if rollout is ROLLING else 1
@@ -200,8 +193,7 @@ def test_a_new_revision_stops_at_its_first_group(rollout: dict[str, Any], pace: 
     world.settle()
     assert world.pace() == pace
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.pace() == before
     assert HOLD_ANNOTATION not in world.groups()["metadata"]["annotations"]
 
@@ -209,45 +201,38 @@ def test_a_new_revision_stops_at_its_first_group(rollout: dict[str, Any], pace: 
 def test_a_held_rollout_does_not_grow() -> None:
     """A LeaderWorkerSet makes further groups of its newest template."""
     world = grouped()
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     world.form(old=2)
-    world.patch(replicas=5)
-    world.settle()
+    world.change(replicas=5)
     assert world.pace()[0] == 2
 
 
 def test_scaling_down_a_held_swap_keeps_the_last_group() -> None:
     """A scale-down to one group moved the partition to 0: the unproven revision took the place of the last good one."""
     world = grouped(replicas=4, rollout={"maxSurge": 0, "maxUnavailable": 1})
-    world.patch(draftPool=[PLD, EAGLE])
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE])
     assert world.pace() == (4, 3, 0, 1)
     world.form(old=3, ready=False)
-    world.patch(replicas=1)
-    world.settle()
+    world.change(replicas=1)
     assert world.pace() == (1, 1, 1, 0)
     world.form(old=1)
     world.settle()
     assert world.pace() == (1, 1, 1, 0)
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.pace() == (1, 0, 0, 1)
     assert SHRUNK_ANNOTATION not in world.groups()["metadata"]["annotations"]
 
 
 def test_a_pause_keeps_every_group_as_it_is() -> None:
     world = grouped()
-    world.patch(draftPool=[PLD, EAGLE], paused=True)
-    world.settle()
+    world.change(draftPool=[PLD, EAGLE], paused=True)
     assert world.pace() == (2, 2, 0, 1)
 
 
 def test_a_rollout_of_groups_stalls_after_its_deadline() -> None:
     """A LeaderWorkerSet has no deadline of its own."""
     world = grouped(draftPool=[])
-    world.patch(engine={**NODES["engine"], "maxModelLen": 2048})
-    world.settle()
+    world.change(engine={**NODES["engine"], "maxModelLen": 2048})
     world.form(old=1, ready=False)
     world.settle()
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
@@ -259,8 +244,7 @@ def test_a_rollout_of_groups_stalls_after_its_deadline() -> None:
 
 def test_a_worker_without_a_node_is_named() -> None:
     """The leader waits for it, and says nothing of it."""
-    world = Groups(manifest(**NODES))
-    world.settle()
+    world = Groups(manifest(**NODES)).settled()
     world.form(ready=False)
     (worker,) = world.workers.values()
     scheduled = {
@@ -275,8 +259,7 @@ def test_a_worker_without_a_node_is_named() -> None:
 
 def test_a_crash_that_ends_a_group_is_named() -> None:
     """The controller replaces every pod of a group at the first crash, so none is ever in CrashLoopBackOff."""
-    world = Groups(manifest(**NODES))
-    world.settle()
+    world = Groups(manifest(**NODES)).settled()
     world.form(ready=False)
     leader, (worker,) = world.pods[f"{NAME}-0"], world.workers.values()
     for pod, code, message in ((leader, 1, "outrider-runtime: no such model"), (worker, 143, "")):
@@ -292,8 +275,7 @@ def test_a_crash_that_ends_a_group_is_named() -> None:
 
 def test_a_cluster_without_leader_worker_sets_is_named() -> None:
     """Everything else goes on: the pods of before serve, follow the scale, and adopt hot fields."""
-    world = World(manifest(replicas=2))
-    world.serve()
+    world = World(manifest(replicas=2)).served()
     world.groups_access = KindAccess.NOT_INSTALLED
     world.patch(**NODES, replicas=3)
     plan = world.settle()
@@ -311,21 +293,17 @@ def test_a_cluster_without_leader_worker_sets_is_named() -> None:
 def test_pods_serve_until_groups_do() -> None:
     """engine.nodes 1 -> 2 on a live service: one group first, the others once it has every drafter, then the end of
     the Deployment."""
-    world = Groups(manifest(replicas=2, profiling={"mode": "Skip"}, rollout=ROLLING))
-    world.serve()
-    world.patch(**NODES)
-    world.settle()
+    world = Groups(manifest(replicas=2, profiling={"mode": "Skip"}, rollout=ROLLING)).served()
+    world.change(**NODES)
     assert world.pace()[0] == 1
     assert world.deployment()["spec"]["replicas"] == 2
     world.form()
     world.settle()
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.pace() == (2, 0, 2, 0)
     assert (DEPLOYMENT, "chat") in world.objects
     world.form()
-    world.report_states()
-    world.settle()
+    world.report()
     assert (DEPLOYMENT, "chat") not in world.objects
     assert world.observed().status.nodes == 2
 
@@ -333,31 +311,26 @@ def test_pods_serve_until_groups_do() -> None:
 def test_groups_serve_until_pods_do() -> None:
     """And back."""
     world = grouped(profiling={"mode": "Skip"})
-    world.patch(engine={})
-    world.settle()
+    world.change(engine={})
     assert world.deployment()["spec"]["replicas"] == 1
     deployment = world.deployment()
     world.add_pod("chat-new", deployment["spec"]["template"])
     counts = {"replicas": 1, "updatedReplicas": 1, "availableReplicas": 0}
     deployment["status"] = {"observedGeneration": deployment["metadata"]["generation"], **counts}
-    world.report_states()
-    world.settle()
+    world.report()
     assert world.deployment()["spec"]["replicas"] == 2
     assert (LEADER_WORKER_SET, NAME) in world.objects
     world.add_pod("chat-newer", deployment["spec"]["template"])
     counts = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
     deployment["status"] = {"observedGeneration": deployment["metadata"]["generation"], **counts}
-    world.report_states()
-    world.settle()
+    world.report()
     assert (LEADER_WORKER_SET, NAME) not in world.objects
 
 
 def changing() -> Groups:
     """Two pods serve, and the first group of the kind that shall take their place is not ready."""
-    world = Groups(manifest(replicas=2, profiling={"mode": "Skip"}, rollout=ROLLING))
-    world.serve()
-    world.patch(**NODES)
-    world.settle()
+    world = Groups(manifest(replicas=2, profiling={"mode": "Skip"}, rollout=ROLLING)).served()
+    world.change(**NODES)
     world.form(ready=False)
     world.settle()
     return world
@@ -366,8 +339,7 @@ def changing() -> Groups:
 def test_replicas_0_stops_pods_next_to_a_held_group() -> None:
     """The Deployment kept its two pods for good."""
     world = changing()
-    world.patch(replicas=0)
-    world.settle()
+    world.change(replicas=0)
     assert world.pace()[0] == 0
     assert world.deployment()["spec"]["replicas"] == 0
     world.roll_out()
@@ -381,8 +353,7 @@ def test_pods_follow_the_scale_next_to_a_held_group() -> None:
     """An autoscaler's replicas reached neither kind. The pods keep their template."""
     world = changing()
     template = world.deployment()["spec"]["template"]
-    world.patch(replicas=8)
-    world.settle()
+    world.change(replicas=8)
     assert world.pace()[0] == 1
     assert world.deployment()["spec"]["replicas"] == 8
     assert world.deployment()["spec"]["template"] == template
@@ -390,40 +361,31 @@ def test_pods_follow_the_scale_next_to_a_held_group() -> None:
 
 def test_groups_follow_the_scale_next_to_a_held_pod() -> None:
     world = grouped(profiling={"mode": "Skip"})
-    world.patch(engine={})
-    world.settle()
-    world.patch(replicas=3)
-    world.settle()
+    world.change(engine={})
+    world.change(replicas=3)
     assert world.deployment()["spec"]["replicas"] == 1
     assert world.pace() == (3, 0, 2, 0)
 
 
 def test_a_pause_keeps_the_kind_of_the_pods() -> None:
     """Groups were started and the Deployment deleted while Progressing said Paused."""
-    world = Groups(manifest(replicas=2, draftPool=[], profiling={"mode": "Skip"}, rollout=ROLLING))
-    world.serve()
-    world.patch(**NODES, paused=True)
-    world.settle()
+    world = Groups(manifest(replicas=2, draftPool=[], profiling={"mode": "Skip"}, rollout=ROLLING)).served()
+    world.change(**NODES, paused=True)
     assert (LEADER_WORKER_SET, NAME) not in world.objects
     assert world.deployment()["spec"]["replicas"] == 2
     assert world.reason(C.PROGRESSING) == "False/Paused"
-    world.patch(paused=False)
-    world.settle()
+    world.change(paused=False)
     assert world.pace()[0] == 2
 
 
 def test_a_pause_keeps_pods_next_to_ready_groups() -> None:
-    world = Groups(manifest(replicas=2, draftPool=[], profiling={"mode": "Skip"}, rollout=ROLLING))
-    world.serve()
-    world.patch(**NODES)
-    world.settle()
-    world.patch(paused=True)
-    world.settle()
+    world = Groups(manifest(replicas=2, draftPool=[], profiling={"mode": "Skip"}, rollout=ROLLING)).served()
+    world.change(**NODES)
+    world.change(paused=True)
     world.form()
     world.settle()
     assert (DEPLOYMENT, "chat") in world.objects
-    world.patch(paused=False)
-    world.settle()
+    world.change(paused=False)
     world.form()
     world.settle()
     assert (DEPLOYMENT, "chat") not in world.objects
@@ -473,8 +435,7 @@ def test_pods_of_a_group_reach_each_other_under_the_policy() -> None:
     assert rule in leaders["ingress"]
     (members,) = rule["from"][0]["podSelector"]["matchExpressions"]
     assert set(members["values"]) == {WORKER, leaders["podSelector"]["matchLabels"][COMPONENT_LABEL]}
-    world.patch(engine={})
-    world.settle()
+    world.change(engine={})
     world.objects.pop((LEADER_WORKER_SET, NAME))
     world.settle()
     assert (NETWORK_POLICY, NAME) not in world.objects

@@ -12,9 +12,7 @@ from tests.unit.operator.decide.world import World, manifest
 @pytest.fixture
 def world() -> World:
     """Two pods that report the config in force."""
-    world = World(manifest(replicas=2))
-    world.serve()
-    return world
+    return World(manifest(replicas=2)).served()
 
 
 def marks(world: World) -> list[str]:
@@ -39,8 +37,7 @@ def test_a_hot_change_touches_each_pod_once_it_is_stored(world: World) -> None:
 
 def test_a_kubelet_that_heard_of_the_pod_first_is_touched_again(world: World) -> None:
     """Never a third time: a pod that cannot take the config on must not be written for ever."""
-    world.patch(speculation={"mode": "Off"})
-    world.settle()
+    world.change(speculation={"mode": "Off"})
     world.now += AGAIN_S
     assert len(world.reconcile().annotate) == 2
     world.now += AGAIN_S
@@ -50,8 +47,7 @@ def test_a_kubelet_that_heard_of_the_pod_first_is_touched_again(world: World) ->
 
 
 def test_pod_that_took_or_refused_a_config_is_not_touched_again(world: World) -> None:
-    world.patch(speculation={"mode": "Off"})
-    world.settle()
+    world.change(speculation={"mode": "Off"})
     world.report_states()
     first, second = world.states
     world.states[first] = world.states[first].model_copy(update={"config_hash": "old", "config_error": "unreadable"})

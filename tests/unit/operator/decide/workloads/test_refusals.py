@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from outrider_crds.status import ConditionType as C
+from outrider_crds.conditions import ConditionType as C
 from outrider_operator.cluster_model import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -44,12 +44,10 @@ def test_a_pod_is_not_made_before_what_it_mounts() -> None:
 
 def test_a_refused_revision_map_is_not_rolled_out() -> None:
     """A quota on ConfigMaps: the old pods stay, also where the rollout may take one away first."""
-    world = World(manifest(rollout={"maxSurge": 0, "maxUnavailable": 1}))
-    world.serve()
+    world = World(manifest(rollout={"maxSurge": 0, "maxUnavailable": 1})).served()
     revision = world.revision()
     world.refuse(is_new_revision_map, "exceeded quota: count/configmaps")
-    world.patch(engine=CHANGED, replicas=2)
-    world.settle()
+    world.change(engine=CHANGED, replicas=2)
     assert world.revision() == revision
     assert world.deployment()["spec"]["replicas"] == 2, "what is not refused is applied"
     for kind, status in ((C.SPEC_VALID, "False/ChildRejected"), (C.UPDATED, "False/ChildRejected")):
@@ -65,12 +63,10 @@ def test_a_refused_revision_map_is_not_rolled_out() -> None:
 
 def test_a_refused_template_does_not_keep_a_change_of_scale_away() -> None:
     """HTTP 500 or 422 for the Deployment with the new pods: the running revision is scaled meanwhile."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     revision = world.revision()
     world.refuse(is_new_deployment_of(world), "quantities must match the regular expression")
-    world.patch(engine=CHANGED, replicas=3)
-    world.settle()
+    world.change(engine=CHANGED, replicas=3)
     assert (world.revision(), world.deployment()["spec"]["replicas"]) == (revision, 3)
     assert world.reason(C.SPEC_VALID) == "False/ChildRejected"
     assert world.reason(C.UPDATED) == "False/ChildRejected"
@@ -125,10 +121,8 @@ def test_a_refused_job_is_reported_with_the_profiles(service: dict[str, Any], re
     world.refuse(of_kind(JOB), "exceeded quota: count/jobs.batch")
     world.settle()
     world.roll_out()
-    world.report_states()
-    world.settle()
-    world.patch(**service)
-    world.settle()
+    world.report()
+    world.change(**service)
     assert world.reason(C.PROFILES_READY) == reason
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
     if not service:
@@ -138,11 +132,9 @@ def test_a_refused_job_is_reported_with_the_profiles(service: dict[str, Any], re
 
 def test_a_measurement_that_cannot_be_stored_is_no_profile() -> None:
     """A quota, or an object of that name of another owner: pods mount nothing, and the status said Profiled."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     world.roll_out()
-    world.report_states()
-    world.settle()
+    world.report()
     world.refuse(is_profile, 'configmaps "outrider-profile" already exists')
     world.measure(world.jobs()[0])
     world.settle()
@@ -176,8 +168,7 @@ def test_refused_write_leaves_a_foreign_object_alone() -> None:
 
 def test_a_revision_map_of_someone_else_is_not_mounted() -> None:
     """Its name can be known in advance: what stands there was not made by Outrider."""
-    world = World(manifest())
-    world.settle()
+    world = World(manifest()).settled()
     (name,) = (n for k, n in world.objects if k == CONFIG_MAP and n != "chat-hot")
     world.objects.clear()
     metadata = {"name": name, "uid": "theirs", "labels": {"outrider.dev/service": "chat"}}
@@ -205,8 +196,7 @@ def is_profile(document: Object) -> bool:
 
 def test_an_apply_names_the_very_object_that_was_seen() -> None:
     """One that takes its name meanwhile is another one's."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.patch(replicas=2)
     (document,) = find(world.reconcile(), DEPLOYMENT)
     assert document["metadata"]["uid"] == world.deployment()["metadata"]["uid"]
@@ -214,8 +204,7 @@ def test_an_apply_names_the_very_object_that_was_seen() -> None:
 
 def test_deployment_changed_by_admission_serves_and_is_reported() -> None:
     """A policy of the cluster sets imagePullPolicy: its platform team wants that, and the user is to know."""
-    world = World(manifest())
-    world.serve()
+    world = World(manifest()).served()
     world.deployment()["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = "Always"
     (write,) = decide(world.observed(), world.settings).apply
     said = 'spec.template.spec.containers[runtime].imagePullPolicy is "Always", not "IfNotPresent"'
@@ -226,7 +215,6 @@ def test_deployment_changed_by_admission_serves_and_is_reported() -> None:
     assert said in world.condition(C.SPEC_VALID).message
     assert world.reason(C.UPDATED) == "True/UpToDate"
     assert world.reason(C.PROGRESSING) == "False/Complete"
-    world.patch(engine=CHANGED)
-    world.settle()
+    world.change(engine=CHANGED)
     assert find(world.settle(), DEPLOYMENT) == []
     assert world.deployment()["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
