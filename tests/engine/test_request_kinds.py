@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from tests.engine.engines import TARGET, Bench, RequestArguments, bench, draft_model, eagle, lookup, sparse_self
@@ -305,3 +305,52 @@ def test_self_drafting_uses_the_requests_adapter(engine: Bench, adapters: tuple[
     which = {1: adapters[0], 2: adapters[1]}
     engine.outputs([(FRANCE, {}), (FRANCE, {}), (COUNTING, {})], arrive_every=2, adapters=which)
     assert engine.accepted("self") > 0.95 * engine.verified("self") > 20
+
+
+@pytest.fixture(scope="module")
+def overflowing(models: Counting, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Two adapters of finite weights with infinite products: in the attention, and in the output layer alone."""
+    from vllm.lora.request import LoRARequest
+
+    folder, made = tmp_path_factory.mktemp("overflowing"), []
+    for number, part in enumerate(("self_attn", "lm_head"), 3):
+        file = write_adapter(folder / part, seed=number, target=models.target) / "adapter_model.safetensors"
+        weights = load_file(file)
+        save_file({n: weight * 1e30 if part in n else weight * 0 for n, weight in weights.items()}, file)
+        made.append(LoRARequest(part, number, str(file.parent)))
+    return made[0], made[1]
+
+
+def test_nan_of_a_request_that_left_is_zeroed(
+    engine: Bench, overflowing: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a client that leaves during the step which overflows; its pages were free before that was reported."""
+    engine.loop.pin(0)
+    right = engine.run([(COUNTING, {})])
+    update = engine.scheduler.update_from_output
+
+    def leave_and_update(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        engine.llm.llm_engine.abort_request(["0"])
+        return update(*arguments)
+
+    monkeypatch.setattr(engine.scheduler, "update_from_output", leave_and_update)
+    engine.outputs([(FRANCE, {})], adapters={0: overflowing[0]})
+    assert _has_nan(engine)
+    engine.fresh()
+    engine.loop.pin(0)
+    assert engine.run([(COUNTING, {})]) == right
+    assert not _has_nan(engine)
+
+
+def _has_nan(engine: Bench) -> bool:
+    return any(bool(cache.isnan().any()) for cache in engine.runner.kv_caches)
+
+
+def test_adapter_that_overflows_in_the_output_layer_is_noticed(engine: Bench, overflowing: tuple[Any, Any]) -> None:
+    """Bug: only hidden states were looked at, and NaN logits were answered with token 0, as a success."""
+    requests: list[RequestArguments] = [(FRANCE, {}), (COUNTING, {}), (FRANCE, {})]
+    plain, speculative = plain_and_speculative(engine, requests, adapters={0: overflowing[1]})
+    assert tokens(speculative) == tokens(plain)
+    assert [output.outputs[0].finish_reason for output in plain] == ["error", "length", "length"]
+    assert not _has_nan(engine)

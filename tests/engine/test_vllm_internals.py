@@ -23,7 +23,8 @@ OVERRIDDEN = {
     "bounded_input.BoundedInput": ("vllm.v1.engine.input_processor.InputProcessor", "process_inputs"),
     "scheduler.SpeculationControl": (
         "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
-        "schedule update_from_output add_request shutdown _update_after_schedule _free_request _preempt_request",
+        "schedule update_from_output add_request shutdown _update_after_schedule _free_request _preempt_request "
+        "_free_request_blocks",
     ),
     "runner.PoolRunner": (
         f"{GPU}.model_runner.GPUModelRunner",
@@ -31,7 +32,7 @@ OVERRIDDEN = {
         "take_draft_token_ids",
     ),
     "adapters.RunnerWithAdapters": (
-        f"{GPU}.model_runner.GPUModelRunner", "load_model load_lora_model prepare_inputs _set_active_loras"
+        f"{GPU}.model_runner.GPUModelRunner", "load_model load_lora_model prepare_inputs sample _set_active_loras"
     ),
     "adapters.StateOfAdapters": (f"{GPU}.lora_utils.LoraState", "get_activate_loras"),
     "runner.CPUPoolRunner": ("vllm.v1.worker.cpu.model_runner.CPUModelRunner", ""),

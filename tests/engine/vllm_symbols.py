@@ -18,6 +18,7 @@ SYMBOLS = {
     "vllm.entrypoints.serve.utils.api_utils": "cli_env_setup",
     "vllm.exceptions": "VLLMValidationError",
     "vllm.logger": "configure_logging_from_args",
+    "vllm.lora.layers": "LogitsProcessorWithLoRA",
     "vllm.lora.ops.torch_ops": "lora_ops",
     "vllm.lora.request": "LoRARequest",
     "vllm.lora.utils": "is_base_embedding_weights",

@@ -3,6 +3,8 @@
 vLLM assigns an adapter to each token, and to the one row of logits of each request. But a request that verifies has a
 row for each proposal, too. Log-probabilities of prompts take a row for each token. And a target that drafts for itself
 runs over one token of some requests.
+
+An adapter of the output layer may overflow there alone: the hidden states are finite, and the logits are not.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -38,9 +41,16 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
     """Proposals of each request in the current batch; None without proposals."""
     _active: tuple[AdapterIds, AdapterIds, Any] = (), (), set()
     """Adapters by request and by token of the step, and vLLM's descriptions of these adapters."""
+    _first_rows: torch.Tensor | None = None
+    """(requests,): first row of logits of each request, while a step with adapters is sampled."""
+    largest_logits: torch.Tensor | float = 0.0
+    """(requests,): largest logit of each request's first row; 0 in a step without adapters."""
 
     def load_lora_model(self, *args: Any, **kwargs: Any) -> Any:
         model = super().load_lora_model(*args, **kwargs)
+        for layer in model.modules():
+            if isinstance(layer, LogitsProcessorWithLoRA):
+                layer.register_forward_hook(self._note_largest)
         check_each(self.lora_manager)
         self.lora_state = StateOfAdapters(self.max_num_reqs)
         return model
@@ -51,6 +61,18 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
         if self.lora_config is not None and worker is not None:
             for patch in PROMPT_LOGPROBS:
                 put(patch, self._of_prompts(getattr(worker, patch.name)), of=worker)
+
+    def sample(self, hidden_states: torch.Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.largest_logits = 0.0
+        self._first_rows = input_batch.cu_num_logits[: input_batch.num_reqs] if any(self._active[0]) else None
+        sampled = super().sample(hidden_states, input_batch, *args, **kwargs)
+        self._first_rows = None
+        return sampled
+
+    def _note_largest(self, _layer: Any, _inputs: Any, logits: torch.Tensor) -> None:
+        """Note the logits before grammars and penalties change them."""
+        if self._first_rows is not None:
+            self.largest_logits = logits.index_select(0, self._first_rows).amax(dim=1)
 
     def _of_prompts(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a method so that each slice of the hidden states gets its adapters.

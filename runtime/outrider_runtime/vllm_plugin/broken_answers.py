@@ -2,7 +2,8 @@
 
 Such a state makes every logit NaN, and vLLM goes on to answer token 0. Its KV is NaN, too, and the pages would spoil
 the next requests that get them: an attention kernel that multiplies stale values by 0 reads NaN. So the request ends
-with an error, its pages leave the prefix cache, and they are zeroed before they are used again. If every request is
+with an error, its pages leave the prefix cache, and they are zeroed before they are used again. So are those of a
+request that gave them up, for example as its client left, before the broken step was reported. If every request is
 like that, the pod itself is at fault: the engine ends, and the pod is restarted.
 """
 
@@ -60,24 +61,31 @@ class BrokenAnswers:
         self._row = BrokenRow()
         self._pages: set[int] = set()
         """Pages to be zeroed once no request has them."""
+        self._leaving: dict[str, tuple[int, set[int]]] = {}
+        """Requests that gave up pages while steps of them ran: the tokens of these steps, and the pages."""
         self.count = 0
 
-    def end(self, broken: Sequence[str], output: Any, requests: int) -> None:
+    def leaves(self, request: Any) -> None:
+        """Note a request that is about to give up its pages: it ends, or is preempted."""
+        if request.num_in_flight_tokens:
+            self._leaving[request.request_id] = request.num_in_flight_tokens, self._pages_of(request.request_id)
+
+    def end(self, broken: Sequence[str], output: Any, scheduled: Mapping[str, int]) -> None:
         """End the broken requests of a step. Call it before vLLM's scheduler reads the step's output.
 
-        output: vLLM's ModelRunnerOutput. requests: all of the step. Raises BrokenPodError, see `BrokenRow`.
+        output: vLLM's ModelRunnerOutput. scheduled: tokens of each request. Raises BrokenPodError, see `BrokenRow`.
         """
+        left = self._left(scheduled)
         if not broken:  # as in nearly all steps
             self._row.end()
             return
         scheduler = self._scheduler
         running = {name: scheduler.requests[name] for name in broken if name in scheduler.requests}
-        for name in running:
-            pages = {page for group in scheduler.kv_cache_manager.get_block_ids(name) for page in group}
-            pages.discard(scheduler.kv_cache_manager.block_pool.null_block.block_id)
+        for name in broken:
+            pages = left.get(name, set()) | (self._pages_of(name) if name in running else set())
             scheduler.kv_cache_manager.evict_blocks(pages)
             self._pages |= pages
-            if output.sampled_token_ids:
+            if name in running and output.sampled_token_ids:
                 output.sampled_token_ids[output.req_id_to_index[name]] = []
         self.count += len(running)
         scheduler.grammar_compile_error_reqs.update(running)  # vLLM ends these with an error
@@ -86,7 +94,21 @@ class BrokenAnswers:
             of = f"adapter {adapter}" if adapter else "the target"
             logger.warning("Request %s of %s ends: the engine computed NaN or infinity for it", name, of)
         with note_cause():  # the server reads it as soon as the engine core ends
-            self._row.observe(adapters, requests - len(broken) + len(running))
+            self._row.observe(adapters, len(scheduled) - len(broken) + len(running))
+
+    def _pages_of(self, name: str) -> set[int]:
+        manager = self._scheduler.kv_cache_manager
+        pages = {page for group in manager.get_block_ids(name) for page in group}
+        return pages - {manager.block_pool.null_block.block_id}
+
+    def _left(self, scheduled: Mapping[str, int]) -> dict[str, set[int]]:
+        """Return the pages that requests of this step have given up since it was scheduled."""
+        left = {}
+        for name in [name for name in self._leaving if name in scheduled]:
+            tokens, left[name] = self._leaving.pop(name)
+            if tokens > scheduled[name]:  # a later step of it runs, too
+                self._leaving[name] = tokens - scheduled[name], left[name]
+        return left
 
     def free_pages(self) -> list[int]:
         """Return the pages to zero in the next step; ask before that is scheduled."""

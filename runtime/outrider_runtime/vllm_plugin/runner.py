@@ -143,8 +143,10 @@ class PoolRunner(RunnerWithAdapters):
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self._state_sums = input_batch.req_ids, self._clock.to_host(state_sums(hidden_states, input_batch))
+        sums = state_sums(hidden_states, input_batch)
         sampled = super().sample(hidden_states, input_batch, *args, **kwargs)
+        # 0 x infinity is NaN, so that logits which are not finite spoil the sum
+        self._state_sums = input_batch.req_ids, self._clock.to_host(sums + 0.0 * self.largest_logits)
         self._sampled = self._clock.mark()
         return sampled
 

@@ -244,7 +244,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             # vLLM's own method trims the token lists of requests that stop, so count before it.
             counts = chain_counts(scheduler_output, model_runner_output, report)
         if report is not None:
-            self._broken.end(report.broken, model_runner_output, len(scheduler_output.num_scheduled_tokens))
+            self._broken.end(report.broken, model_runner_output, scheduler_output.num_scheduled_tokens)
             self.outrider.broken_answers = self._broken.count
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         output_at = time.monotonic()
@@ -298,6 +298,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 stops = bool(params and params.stop)
                 stepper.requests.aborted(request.request_id, time.monotonic(), has_stop_strings=stops)
         return super()._free_request(request, delay_free_blocks)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        self._broken.leaves(request)
+        super()._free_request_blocks(request)
 
     def shutdown(self) -> None:
         self.outrider_reporter.stop()

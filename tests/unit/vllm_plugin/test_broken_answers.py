@@ -9,6 +9,7 @@ import pytest
 from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers, BrokenPodError, BrokenRow
 
 PAGES = {"sick": ([0, 3, 4],), "well": ([0, 5],)}
+SCHEDULED = {"sick": 8, "well": 1}
 
 
 class FakeScheduler:
@@ -37,7 +38,7 @@ def test_broken_request_ends_with_an_error_and_no_token() -> None:
     """Bug: a request whose logits were NaN was answered with token 0, as a success."""
     scheduler, sampled = FakeScheduler(), output()
     answers = BrokenAnswers(scheduler)
-    answers.end(["sick", "gone"], sampled, 3)
+    answers.end(["sick", "gone"], sampled, SCHEDULED | {"gone": 1})
     assert scheduler.grammar_compile_error_reqs == {"sick"}
     assert sampled.sampled_token_ids == [[], [7]]
     assert answers.count == 1
@@ -47,7 +48,7 @@ def test_pages_of_a_broken_request_are_zeroed_once_they_are_free() -> None:
     """Bug: NaN stayed in pages that later requests got. A page that another request has is zeroed when it is free."""
     scheduler = FakeScheduler()
     answers = BrokenAnswers(scheduler)
-    answers.end(["sick"], output(), 2)
+    answers.end(["sick"], output(), SCHEDULED)
     assert scheduler.evicted == {3, 4}
     assert answers.free_pages() == []
     scheduler.blocks[3].ref_cnt = 0
@@ -59,6 +60,27 @@ def test_pages_of_a_broken_request_are_zeroed_once_they_are_free() -> None:
     assert busy.new_block_ids_to_zero == [3]
     scheduler.blocks[4].ref_cnt = 0
     assert answers.free_pages() == [4]
+
+
+@pytest.mark.parametrize("broken_step", [1, 2])
+def test_pages_given_up_before_the_report_are_zeroed(broken_step: int) -> None:
+    """Bug: the client of a broken request left during the step, or it was preempted, and its NaN stayed in the pages.
+    In asynchronous scheduling two steps run."""
+    scheduler = FakeScheduler()
+    answers = BrokenAnswers(scheduler)
+    answers.leaves(SimpleNamespace(request_id="well", num_in_flight_tokens=0))
+    answers.leaves(SimpleNamespace(request_id="sick", num_in_flight_tokens=9))
+    del scheduler.requests["sick"]
+    for number, tokens in enumerate((8, 1), 1):
+        answers.end(["sick"] if number == broken_step else [], output(), {"sick": tokens, "well": 1})
+    assert scheduler.evicted == {3, 4}
+    assert answers.count == 0
+    for block in scheduler.blocks:
+        block.ref_cnt = 0
+    assert answers.free_pages() == [3, 4]
+    scheduler.evicted.clear()
+    answers.end(["sick"], output(), SCHEDULED)
+    assert not scheduler.evicted, "a later request of this name"
 
 
 def test_pod_ends_when_no_request_is_finite() -> None:
