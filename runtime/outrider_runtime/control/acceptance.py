@@ -292,12 +292,15 @@ def _most(drafter: Drafter, depths: int) -> int:
 def hit_rates(known: Counts) -> Floats:
     """(D, K): hit rate, P(a drafter has a proposal of depth k + 1), which never rises with k. A model proposes all
     depths or none, so its rate is that of depth 1."""
-    hits = (known.proposed + HIT_TRIALS) / (known.scheduled + HIT_TRIALS)
-    for k in range(1, hits.shape[1]):  # a depth that was seldom tried gets the rate of the one before it
-        hits[:, k] = np.minimum(hits[:, k], hits[:, k - 1])
-    for d in np.flatnonzero(known.stands_in):
-        hits[d] = hits[d, 0]
-    return np.asarray(hits)
+    drafters, depths = known.proposed.shape
+    hits = np.empty((drafters, depths))
+    for d in range(drafters):
+        for k in range(depths):
+            rate = (known.proposed[d, k] + HIT_TRIALS) / (known.scheduled[d, k] + HIT_TRIALS)
+            if k > 0:  # a depth that was seldom tried gets the rate of the one before it
+                rate = hits[d, 0] if known.stands_in[d] else min(rate, hits[d, k - 1])
+            hits[d, k] = rate
+    return hits
 
 
 @compiled

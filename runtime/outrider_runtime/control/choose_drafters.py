@@ -20,7 +20,7 @@ import numpy as np
 
 from outrider_runtime.control.acceptance import Counts
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Columns, Floats, Ints
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import borrowed, compiled, keep
 from outrider_runtime.control.draft_options import EVERY_GAP, DraftOptions, StepLimits, offered, step_limits
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.settings import InForce, Settings
@@ -72,7 +72,8 @@ def one_drafter_moves(incumbent: Ints, variants: Variants, longest: int) -> Ints
     for v in range(len(incumbent)):
         for length in range(0, longest + 1, 1 if variants.autoregressive[v] else max(1, longest)):
             if length != incumbent[v]:
-                rows[count] = np.where(variants.drafter == variants.drafter[v], 0, incumbent)
+                for other in range(len(incumbent)):
+                    rows[count, other] = 0 if variants.drafter[other] == variants.drafter[v] else incumbent[other]
                 rows[count, v] = length
                 count += 1
     together = variants.models & (variants.width == 1)
@@ -220,22 +221,22 @@ def share_placeholders(options: DraftOptions, variants: Variants, draft_lengths:
     """Like `share_lookups`, for placeholders, which cost a whole token whether they hold a proposal or not. Lookup and
     model share them, so they may pay for both together and for neither alone. draft_lengths: (V,)"""
     drafter, models = variants.drafter, variants.models
-    order, request, model = share.order, share.per_request, share.order[0].copy()
-    behind_lookup = np.flatnonzero(models & (draft_lengths > 0))
+    order, request = share.order, share.per_request
     for v in range(len(draft_lengths)):
         if models[v] or draft_lengths[v] == 0:
             continue
         alone, token_s = share.columns[:, v, draft_lengths[v]], options.price.token_s + share.read_s[v]
         for i in range(order.shape[1]):
             second, gain, tokens, net = NO_DRAFTER, alone[1, i], alone[2, i], alone[0, i]
-            for w in behind_lookup:
-                if options.paths[drafter[w], 0, i] == 0.0:
+            for w in range(len(models)):
+                if not models[w] or draft_lengths[w] == 0 or options.paths[drafter[w], 0, i] == 0.0:
                     continue
                 both = _placeholders(options, drafter[v], drafter[w], draft_lengths[w], i, token_s, share.least_gain[i])
                 net_of_both = both[2] - _use_tokens(options, drafter[w], i, draft_lengths[w])
                 if net_of_both > net or (net_of_both == net and second == NO_DRAFTER):
                     second, gain, tokens, net = w, both[0], both[1], net_of_both
-            ties = net == request[NET, i] and order[0, i] == model[i] and v < model[i]
+            first = order[0, i]
+            ties = net == request[NET, i] and first != NO_DRAFTER and models[first] and v < first
             if tokens > 0.0 and (net > request[NET, i] or ties):
                 order[0, i], order[1, i] = v, second
                 request[GAIN, i], request[TOKENS, i], request[NONE, i], request[NET, i] = gain, tokens, 0.0, net
@@ -320,10 +321,11 @@ def best_choice(options: DraftOptions, variants: Variants, lambda_over_plain: fl
     if options.paths.size == 0 or not options.longest:
         return nothing
     count = len(variants.drafter)
-    share = Share(
+    scratch = Share(
         np.zeros((3, count, positions + 1, requests)), np.full(count, np.nan),
         least_gains(options.need, price.target_s[0]), np.empty((2, requests), np.int64), np.empty((5, requests)),
     )  # fmt: skip
+    share = borrowed(scratch)
     best = _search(options, variants, share)
     used = longest(share, variants.models, best.draft_lengths, options.scores_placeholders)
     if not used.max() or (not for_slo and best.value <= plain):
@@ -335,6 +337,7 @@ def best_choice(options: DraftOptions, variants: Variants, lambda_over_plain: fl
             order[rank, i] = variants.drafter[share.order[rank, i]]
     drafts_s = _drafts_s(options, variants, used, share.order)
     extra_cost_tokens = price.rate * (best.step_s - price.target_s[0])
+    keep(scratch)
     return Choice(
         lengths, widths, order, best.value, plain, for_slo, True, drafts_s, extra_cost_tokens, lambda_over_plain
     )
@@ -502,6 +505,8 @@ def _best_choice(
 ) -> Choice:  # fmt: skip
     """See `DrafterSearch.best`. Arguments: fields of `Columns`, `Counts`, `Costs`, `StepLimits`, `Variants`. closed:
     see `draft_options.offered`."""
-    limits = StepLimits(*limit_fields)
-    _, options = offered(Columns(*columns), Counts(*counts), Costs(*costs), limits, closed)
-    return best_choice(options, Variants(*variants), limits.lambda_over_plain)
+    limits = borrowed(StepLimits(*limit_fields))
+    owned = offered(borrowed(Columns(*columns)), borrowed(Counts(*counts)), borrowed(Costs(*costs)), limits, closed)
+    choice = best_choice(borrowed(owned[1]), borrowed(Variants(*variants)), limits.lambda_over_plain)
+    keep(owned)
+    return choice

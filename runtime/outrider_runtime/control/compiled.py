@@ -21,10 +21,11 @@ from typing import Any, TypeVar, cast
 
 import llvmlite
 import numba
+from numba.core import cgutils, types
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
-from numba.extending import register_jitable
+from numba.extending import intrinsic, overload, register_jitable
 
 from outrider_runtime.processor import portable_cpu_variables
 from outrider_runtime.whole_file import write_whole
@@ -147,3 +148,52 @@ def compilable(function: Function) -> Function:
     """Leave `function` as plain Python for callers in Python, and inline it into compiled callers: for small sums that
     are not worth a call into compiled code."""
     return cast(Function, register_jitable(function))
+
+
+Value = TypeVar("Value")
+
+
+def borrowed(value: Value) -> Value:
+    """The arrays of `value`, a tuple or an array, without their reference counts.
+
+    Compiled code counts references at each call that takes or returns an array, with an atomic operation for each array
+    of a tuple: most of the time of a decision about a few requests. The caller keeps the arrays alive, and returns none
+    of them. In plain Python this is `value` itself.
+    """
+    return value
+
+
+def keep(value: object) -> None:
+    """Keep alive what `borrowed` took from `value`, which compiled code drops after its last use."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _used(_typing: Any, value: Any) -> Any:
+    return types.void(value), lambda context, *_: context.get_dummy_value()
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _without_owner(_typing: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return _disowned(context, builder, value, arguments[0])
+
+    return value(value), generate
+
+
+def _disowned(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """The code's value of type `kind` with null as the owner of each array."""
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        array.parent = cgutils.get_null_value(array.parent.type)
+        return array._getvalue()
+    if isinstance(kind, types.BaseTuple):
+        for index, part in enumerate(kind):
+            member = _disowned(context, builder, part, builder.extract_value(value, index))
+            value = builder.insert_value(value, member, index)
+    return value
+
+
+# Not decorators: numba compares the signatures of both functions, annotations included.
+overload(borrowed)(lambda value: lambda value: _without_owner(value))  # noqa: ARG005
+overload(keep)(lambda value: lambda value: _used(value))  # noqa: ARG005

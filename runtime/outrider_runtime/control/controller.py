@@ -62,6 +62,8 @@ class Controller:
         """Tokens and cost of each request in the last observed step; None without a canary."""
         self.compares_arms = False
         """Decisions from now on show which arm is better, see `can_compare`."""
+        self.fed_blocks: Bools
+        """(D,): see `settings.fed_blocks`."""
         self._settle()
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
@@ -158,11 +160,6 @@ class Controller:
             counted[ACCEPTED],
         )  # fmt: skip
 
-    @property
-    def fed_blocks(self) -> Bools:
-        """(D,): see `settings.fed_blocks`."""
-        return fed_blocks(self.settings, self._force)
-
     def weighed(self, batch: Batch) -> Weighed | None:
         """Estimates that decide about `batch`, the argument of `plan_draft`; None if no request can be drafted for."""
         return self._propose.weighed(batch)
@@ -174,6 +171,7 @@ class Controller:
     def _settle(self) -> None:
         self._force = self._verify.force = in_force(self.settings, self._suspended, self._pinned)
         self._propose.settle(self._force)
+        self.fed_blocks = fed_blocks(self.settings, self._force)
         self.compares_arms = can_compare(self.settings, self._force)
         if self.settings.hot.arms is None:
             self._arms = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance, Counts, Verdicts, observe_trials
 from outrider_runtime.control.batch import Columns, Floats, Ints
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import borrowed, compiled
 from outrider_runtime.control.observed_times import (
     ROWS,
     Belief,
@@ -27,7 +27,8 @@ from outrider_runtime.control.step_times import Costs, LatencyModel, this_step
 from outrider_runtime.control.trials import Neighbour, TrialSchedule
 from outrider_runtime.control.value import Goodput
 
-TRIALS = {Purpose.PROBE, Purpose.EXPLORE}
+TRIALS = (Purpose.PROBE, Purpose.EXPLORE)
+CHOSEN = (Purpose.CHOICE, Purpose.SLO)
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
 """Most seconds of a step outside the models' passes; after more than that, the machine slept."""
@@ -94,8 +95,8 @@ class Evidence:
         plain_rate: modelled goodput of plain decoding at its batch, tokens/s."""
         if seconds <= 0.0:
             return
-        purposes = {outcome.verify_purpose, outcome.draft_plan.purpose}
-        if TRIALS & purposes:
+        purposes = outcome.verify_purpose, outcome.draft_plan.purpose
+        if purposes[0] in TRIALS or purposes[1] in TRIALS:
             self.trials.pay(seconds, tokens / (plain_rate * max(1.0, self.goodput.ratio)))
         if Purpose.EXPLORE not in purposes:  # lambda is the goodput of the loop's own choices
             self.goodput.observe(tokens, seconds, plain_rate, prefill=prefill)
@@ -109,8 +110,7 @@ class Evidence:
                 # Feeding drafters that are always fed is no part of plain decoding.
                 self.trials.speedup.observe_plain(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
-        chosen = {verify, draft} <= {Purpose.CHOICE, Purpose.SLO}
-        speculates = chosen and outcome.drafted and bool(outcome.draft_plan.passes.any())
+        speculates = verify in CHOSEN and draft in CHOSEN and outcome.drafted and bool(outcome.draft_plan.passes.any())
         step = Neighbour(work_s, outcome.step_s, plain_s, for_slo=Purpose.SLO in (verify, draft))
         self.trials.observe(step, speculates=speculates)
 
@@ -178,7 +178,7 @@ class Taught(NamedTuple):
 @compiled
 def _observe(finished: tuple[Any, ...], memory: tuple[Any, ...]) -> Taught:
     """Learn from a step. finished: fields of `StepColumns`. memory: those of `Memory`."""
-    step, known = StepColumns(*finished), Memory(*memory)
+    step, known = borrowed(StepColumns(*finished)), borrowed(Memory(*memory))
     batch, nodes, verdicts = Columns(*step.batch), Nodes(*step.nodes), Verdicts(*step.verdicts)
     plan, plain = Drafting(*step.drafting), PlainStep(np.nan, 0.0)
     ran = count(batch, nodes, verdicts, *known.counters)

@@ -161,6 +161,21 @@ def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
 
 
 @compiled
+def _shares(terms: Floats) -> tuple[Floats, float]:
+    """(T+R,): share of each term and row in the sum of `terms` (R, T); and the sum."""
+    (rows, columns), total = terms.shape, 0.0
+    shares = np.zeros(columns + rows)
+    for row in range(rows):
+        for term in range(columns):
+            shares[term] += terms[row, term]
+            shares[columns + row] += terms[row, term]
+            total += terms[row, term]
+    for i in range(len(shares)):
+        shares[i] /= max(total, 1e-30)
+    return shares, total
+
+
+@compiled
 def _observe(cost: Belief, terms: Floats, seconds: float, absurd: Ints, steps: int) -> float:
     """Learn from measured `seconds` of a cost whose profiled seconds are `terms` (R, T). Returns the predicted seconds;
     NaN if the time is not plausible, 0 for a cost of zero.
@@ -172,25 +187,42 @@ def _observe(cost: Belief, terms: Floats, seconds: float, absurd: Ints, steps: i
         P <- rho P + (1 - rho) P0,  m <- sqrt(rho) m
         g = P x / (n^2 + x' P x),  m <- m + g (y - 1 - x' m),  P <- P - g (P x)'
     """
-    total = terms.sum()
-    shares = np.concatenate((terms.sum(axis=0), terms.sum(axis=1))) / max(total, 1e-30)
-    predicted_s = total * max(0.0, 1.0 + (shares * cost.deviation).sum())
+    shares, total = _shares(terms)
+    deviation = 0.0
+    for i in range(len(shares)):
+        deviation += shares[i] * cost.deviation[i]
+    predicted_s = total * max(0.0, 1.0 + deviation)
     if not _plausible(seconds, predicted_s, absurd):
         return np.nan
     if total <= 0.0:
         return 0.0
     # A time up to the profiled one counts in full, even if far above the prediction; so does a run of absurd times.
     most_s = np.inf if absurd[0] > ABSURD_RUN else max(WINSOR_FACTOR * predicted_s, total)
-    kept = 1.0 - 1.0 / (COMMON_VARIANCE * steps**2)
-    cost.covariance[:] = kept * cost.covariance + (1.0 - kept) * cost.prior
-    cost.deviation[:] *= np.sqrt(kept)
-    spread = (cost.covariance * shares).sum(axis=1)
     noise = min(1.0, max(predicted_s / total, LEAST_DEVIATION)) ** 2
-    gain = spread / (noise + (shares * spread).sum())
-    cost.deviation[:] += gain * (min(seconds, most_s) / total - 1.0 - (shares * cost.deviation).sum())
-    cost.covariance[:] -= np.outer(gain, spread)
+    _update(cost, shares, min(seconds, most_s) / total - 1.0, noise, 1.0 - 1.0 / (COMMON_VARIANCE * steps**2))
     _apply(cost)
     return float(predicted_s)
+
+
+@compiled
+def _update(cost: Belief, shares: Floats, observed: float, noise: float, kept: float) -> None:
+    """Kalman's update of `_observe`, in loops: a vector for each term of it took most of the time.
+
+    observed: y - 1. noise: n^2. kept: rho."""
+    deviation, covariance, spread = cost.deviation, cost.covariance, np.zeros(len(shares))
+    variance, error, drift = noise, observed, np.sqrt(kept)
+    for i in range(len(shares)):
+        for j in range(len(shares)):
+            covariance[i, j] = kept * covariance[i, j] + (1.0 - kept) * cost.prior[i, j]
+            spread[i] += covariance[i, j] * shares[j]
+        deviation[i] *= drift
+        variance += shares[i] * spread[i]
+        error -= shares[i] * deviation[i]
+    for i in range(len(shares)):
+        gain = spread[i] / variance
+        deviation[i] += gain * error
+        for j in range(len(shares)):
+            covariance[i, j] -= gain * spread[j]
 
 
 @compiled

@@ -109,6 +109,8 @@ class Propose:
         bound, if that beats the choice or nothing is chosen. None: no exploration starts."""
         acceptance, trials = self._evidence.acceptance, self._evidence.trials
         # A drafter that the choice runs is tried by that.
+        if not trials.may_explore(eager=True):
+            return None
         untried = self.force.usable & ~acceptance.has_history & (choice.draft_lengths == 0)
         if not trials.may_explore(eager=bool(untried.any())) or not choice.drafter_order.shape[1]:
             return None
@@ -216,6 +218,7 @@ class DraftKV:
         self._unused = np.zeros(len(settings.drafters), np.int64)
         self.last_choice: LastChoice | None = None
         self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
+        self._with_kv = np.flatnonzero(self.needs_kv)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
 
     @property
@@ -241,7 +244,7 @@ class DraftKV:
         if self._evidence.trials.off:
             return choice, nothing_fed(batch)
         self.note_use(choice)
-        if not choice.runs or not (batch.missing > GAP_TOKENS)[self.needs_kv].any():
+        if not choice.runs or batch.missing[self._with_kv].max(initial=0) <= GAP_TOKENS:
             return choice, nothing_fed(batch)
         fed, is_whole = self.catch_up(batch, choice.drafter_order)
         if not is_whole:

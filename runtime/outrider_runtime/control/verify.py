@@ -23,7 +23,7 @@ from outrider_runtime.control import step_times
 from outrider_runtime.control.acceptance import BONUS_TOKEN, Counts, chain_paths, node_paths
 from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
 from outrider_runtime.control.batch import NO_CLASS, NO_DRAFTER, Batch, Bools, Columns, Floats, Ints, Waiting
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import borrowed, compiled
 from outrider_runtime.control.draft_options import StepLimits, step_limits
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.plans import DeviceOrder, Forest, Nodes, Purpose, VerifyPlan
@@ -150,8 +150,9 @@ def _verify(
     columns, waiting, limit_fields, queue: fields of `Columns`, `WaitingNodes`, `StepLimits`, `Queue`. known: those of
     `Counts` and `Costs`.
     """
-    batch, forest, limits, waits = Columns(*columns), WaitingNodes(*waiting), StepLimits(*limit_fields), Queue(*queue)
-    proposed, counts, costs = Nodes(*forest.nodes), Counts(*known[0]), Costs(*known[1])
+    batch, forest = borrowed(Columns(*columns)), borrowed(WaitingNodes(*waiting))
+    limits, waits = borrowed(StepLimits(*limit_fields)), Queue(*queue)
+    proposed, counts, costs = Nodes(*forest.nodes), borrowed(Counts(*known[0])), borrowed(Costs(*known[1]))
     base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
     nodes, forced = np.zeros(len(request), np.bool_), np.zeros(len(request), np.bool_)
     accepted: Floats = np.zeros(requests)

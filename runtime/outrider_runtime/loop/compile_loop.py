@@ -12,6 +12,7 @@ import numpy as np
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.warm_up import DRAFTERS, REQUESTS, compile_all
 from outrider_runtime.loop.coverage import DraftCoverage, ScheduledStep
+from outrider_runtime.loop.step_columns import columns_ahead, columns_scheduled
 
 
 def compile_loop(settings: Settings) -> None:
@@ -22,6 +23,9 @@ def compile_loop(settings: Settings) -> None:
     step = ScheduledStep([str(row) for row in rows], rows, rows, rows, rows, rows + 1)
     coverage.ran(step, neural=True)
     coverage.ran(step, neural=False)
+    table = rows, rows, rows, np.zeros(REQUESTS)
+    columns_ahead(rows, rows, rows, table, 0.0, 1)
+    columns_scheduled(rows, (rows, rows, rows), rows, rows, table, 0.0)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,10 @@ class DraftCaches:
         for number, draft in self._drafts.items():
             missing[number] = step.context - draft.seen(step) + step.tokens
         for number in self._heads:
-            gap = missing[number] > step.tokens  # of a block drafter
+            gap = missing[number] > step.tokens if number in self._drafts else None  # of a block drafter
             missing[number] = step.tokens
-            missing[number, gap] = UNFILLABLE_GAP_TOKENS
+            if gap is not None:
+                missing[number, gap] = UNFILLABLE_GAP_TOKENS
         return missing
 
     def fill(

@@ -10,14 +10,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.batch import NO_ARM, NO_CLASS, Floats, Ints
+from outrider_runtime.control.batch import NO_ARM, NO_CLASS, Ints
 from outrider_runtime.loop.adapter_counts import NO_ADAPTER, AdapterCounter
 from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.slo_accounting import EndedRequest, SLOCounter
 from outrider_runtime.loop.slots import Slots
+from outrider_runtime.loop.step_columns import SlotColumns
 
 
 class End(Enum):
@@ -66,15 +68,14 @@ class RequestTable:
     ) -> None:
         """predecessor: a table whose requests this one takes over."""
         self.slots = Slots(slots)
-        self.prompt = np.zeros(slots, np.int64)
-        """(slots,): tokens of the prompt."""
         self._slo = slo
         self._arms = arms
         self._adapters = adapters
         self._known: dict[str, _Request] = predecessor._known if predecessor else {}
-        self._limit = np.zeros(slots, np.int64)
-        self._first_at = np.full(slots, math.inf)
-        self._class = np.full(slots, NO_CLASS, np.int64)
+        none, no_class = np.zeros(slots, np.int64), np.full(slots, NO_CLASS, np.int64)
+        self._of_slot = SlotColumns(none, none.copy(), no_class, np.full(slots, math.inf))
+        self.columns: tuple[Any, ...] = tuple(self._of_slot)
+        """Fields of `SlotColumns`, in a plain tuple: compiled calls unpack it faster than a named one."""
         self._arm = np.full(slots, NO_ARM, np.int64)
         self._adapter = np.full(slots, NO_ADAPTER, np.int64)
         self._classes: tuple[str, ...] = ()
@@ -128,7 +129,7 @@ class RequestTable:
         request.first_token_at = now_s
         slot = self.slots.get(name)
         if slot is not None:
-            self._first_at[slot] = now_s
+            self._of_slot.first_at[slot] = now_s
 
     def aborted(self, name: str, now_s: float, *, has_stop_strings: bool) -> None:
         """Remove a request whose answer is not complete.
@@ -175,14 +176,10 @@ class RequestTable:
         for name, request in self._known.items():
             slot = self.slots.get(name)
             if slot is not None:
-                self._class[slot] = self._number(request.slo_class)
+                self._of_slot.slo_class[slot] = self._number(request.slo_class)
 
     def class_number(self, name: str) -> int:
         return self._number(self.slo_class(name))
-
-    def classes(self, slots: Ints) -> Ints:
-        """(N,): class numbers, as `Batch.slo_class`."""
-        return np.asarray(self._class[slots])
 
     def arms(self, slots: Ints) -> Ints | None:
         """(N,): canary arms, as `Batch.arm`."""
@@ -192,21 +189,14 @@ class RequestTable:
         """(N,): numbers of the requests' LoRA adapters; None while no request has named one."""
         return np.asarray(self._adapter[slots]) if self._adapters else None
 
-    def left(self, slots: Ints, known: Ints) -> Ints:
-        """(N,): tokens that the requests may still produce. known: (N,), their tokens so far, prompts included."""
-        return np.asarray(np.maximum(0, self._limit[slots] - known))
-
-    def elapsed_s(self, slots: Ints, now_s: float) -> Floats:
-        """(N,): seconds since each request's first token; 0 before it."""
-        return np.asarray(np.maximum(0.0, now_s - self._first_at[slots]))
-
     def _enter(self, name: str) -> None:
         slot, request = self.slots.take(name), self._known.get(name)
         self._arms.runs(name)
-        self.prompt[slot] = request.prompt if request else 0
-        self._limit[slot] = request.limit if request else 0
-        self._first_at[slot] = request.first_token_at if request else math.inf
-        self._class[slot] = self._number(request.slo_class if request else None)
+        own = self._of_slot
+        own.prompt[slot] = request.prompt if request else 0
+        own.limit[slot] = request.limit if request else 0
+        own.first_at[slot] = request.first_token_at if request else math.inf
+        own.slo_class[slot] = self._number(request.slo_class if request else None)
         self._arm[slot] = request.arm if request else NO_ARM
         self._adapter[slot] = request.adapter if request else NO_ADAPTER
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Ints, Waiting
-from outrider_runtime.control.pending_proposals import no_proposals
+from outrider_runtime.control.batch import Batch, Floats, Ints, Waiting
+from outrider_runtime.control.pending_proposals import PendingProposals, no_proposals
 from outrider_runtime.control.plans import Forest, Nodes, Purpose, VerifyPlan
 from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
@@ -25,11 +26,19 @@ from outrider_runtime.loop.coverage import ScheduledStep, step_rows
 from outrider_runtime.loop.draft_caches import DraftCaches, DrafterBlockIds
 from outrider_runtime.loop.orders import Order, carry_out
 from outrider_runtime.loop.request_table import RequestTable
+from outrider_runtime.loop.step_columns import (
+    CERTAIN,
+    LEFT,
+    PROMPT,
+    PROMPT_LEFT,
+    SLO_CLASS,
+    columns_ahead,
+    columns_scheduled,
+)
 from outrider_runtime.loop.steps import ChainCounts, DraftingResult, FinishedStep, NodeVerdicts, Record, TargetResult
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class View:
+class View(NamedTuple):
     """The engine's requests, in its order. All columns (N,) int64."""
 
     names: Sequence[str]
@@ -43,9 +52,8 @@ class View:
     """Output tokens that the host knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The rest of a decision's input; see the fields of the same names in `Batch`."""
+class Room(NamedTuple):
+    """The rest of a decision's input; see the fields of the same names in `Batch`, in the same order."""
 
     now_s: float
     token_budget: int
@@ -77,6 +85,8 @@ class Stepper:
         self._reports_drafting = reports_drafting
         self._largest_graph_tokens = largest_graph_tokens
         self._proposals = no_proposals(slots, loop.settings.max_draft_tokens)
+        self._ahead: tuple[View, Ints, PendingProposals] | None = None
+        """Slots and proposals of the last `verify`, until a step is scheduled or something of them changes."""
         self._purpose = Purpose.FIXED
         """Purpose of the last draft plan."""
         self._number: int = predecessor._number if predecessor else 0
@@ -111,7 +121,10 @@ class Stepper:
             slots = self._slots(view.names)
             if not isinstance(proposed, Nodes):
                 self._proposals.cut(slots, proposed)
-            forest = self._forest(slots, proposed)
+            waiting = self._proposals.of(slots)
+            waiting.nodes = proposed if isinstance(proposed, Nodes) else None
+            self._ahead = view, slots, waiting
+            forest = self._forest(waiting)
             if self._loop.profiled_placeholders is not None:
                 return self._all_placeholders(forest, proposed)
             return self._loop.plan_verify(self._batch_ahead(view, slots, room), forest)
@@ -130,18 +143,26 @@ class Stepper:
         pending trees, whether the step verifies them or not; None: chains.
         """
         with self._loop.lock:
-            slots = self._slots(view.names)
-            known = tokens - proposed
-            left = np.maximum(0, view.todo - known)
-            decodes = (known == 1) & (left == 0) & (view.context + view.todo > self.requests.prompt[slots])
-            prompt = known * ~decodes
-            step = ScheduledStep(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
-            batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
+            slots, proposals = self._waiting(view)
+            columns, elapsed_s = columns_scheduled(
+                slots, (view.context, view.known, view.todo), tokens, proposed, self.requests.columns, room.now_s
+            )
+            step = ScheduledStep(view.names, slots, view.context, columns[CERTAIN], columns[PROMPT], tokens)
+            batch = self._batch(view, slots, columns, elapsed_s, self.caches.missing(step), room)
             self._loop.request_names = view.names
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches, self._loop.fed_blocks)
-        self._record(step, batch, order, verify, room.now_s, nodes, proposed)
+        proposals.nodes = nodes
+        self._record(step, batch, order, verify, proposals, proposed)
         return self._number, order
+
+    def _waiting(self, view: View) -> tuple[Ints, PendingProposals]:
+        """Return slots and pending proposals of the requests; those of `verify` if the scheduled step has its view."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is view:
+            return ahead[1], ahead[2]
+        slots = self._slots(view.names)
+        return slots, self._proposals.of(slots)
 
     def _record(
         self,
@@ -149,24 +170,19 @@ class Stepper:
         batch: Batch,
         order: Order,
         verify: VerifyPlan,
-        scheduled_at: float,
-        nodes: Nodes | None,
+        proposals: PendingProposals,
         placeholders: Ints,
     ) -> None:
         self._number += 1
-        proposals = self._proposals.of(step.slots)
-        proposals.nodes = nodes
         self._records[self._number] = Record(
-            self._number, scheduled_at, step, batch, proposals, verify.purpose, order.plan, order.runs, order.gaps,
+            self._number, batch.now_s, step, batch, proposals, verify.purpose, order.plan, order.runs, order.gaps,
             self._largest_graph_tokens, placeholders,
         )  # fmt: skip
         self._proposals.ask(step.slots, order.plan, self._number)
         self._purpose = order.plan.purpose
 
-    def _forest(self, slots: Ints, proposed: Ints | Nodes) -> Forest:
-        proposals = self._proposals.of(slots)
-        proposals.nodes = proposed if isinstance(proposed, Nodes) else None
-        forest = proposals.forest(len(self._loop.settings.drafters))
+    def _forest(self, waiting: PendingProposals) -> Forest:
+        forest = waiting.forest(len(self._loop.settings.drafters))
         return forest if len(forest) else replace(forest, purpose=self._purpose)
 
     def _slots(self, names: Sequence[str]) -> Ints:
@@ -179,19 +195,16 @@ class Stepper:
         return slots
 
     def _batch_ahead(self, view: View, slots: Ints, room: Room) -> Batch:
-        prompt = view.todo * (view.todo > 1)  # 1: the last sampled token of a decoding request
-        chunk = np.minimum(prompt, room.token_budget)
+        columns, elapsed_s = columns_ahead(
+            slots, view.known, view.todo, self.requests.columns, room.now_s, room.token_budget
+        )
         missing = np.zeros((len(self._loop.settings.drafters), len(slots)), np.int64)
-        return self._batch(view, slots, chunk, prompt - chunk, missing, room)
+        return self._batch(view, slots, columns, elapsed_s, missing, room)
 
-    def _batch(self, view: View, slots: Ints, prompt: Ints, prompt_left: Ints, missing: Ints, room: Room) -> Batch:
-        requests = self.requests
+    def _batch(self, view: View, slots: Ints, columns: Ints, elapsed_s: Floats, missing: Ints, room: Room) -> Batch:
         return Batch(
-            slot=slots, slo_class=requests.classes(slots), context=view.context, prompt=prompt,
-            prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
-            elapsed_s=requests.elapsed_s(slots, room.now_s), missing=missing,
-            now_s=room.now_s, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
-            waiting=room.waiting, patience_used=room.patience_used, arm=requests.arms(slots),
+            slots, columns[SLO_CLASS], view.context, columns[PROMPT], columns[PROMPT_LEFT], columns[LEFT], view.emitted,
+            elapsed_s, missing, *room, self.requests.arms(slots),
         )  # fmt: skip
 
     # -- observe ------------------------------------------------------------------------------------------------
@@ -202,6 +215,7 @@ class Stepper:
         Call it before the engine forgets requests that end now, and before `on_output` of the step that verified the
         proposals.
         """
+        self._ahead = None
         for report in reports:
             record = self._records.get(report.step) or self._awaiting_report.pop(report.step, None)
             if record is None:
@@ -283,6 +297,7 @@ class Stepper:
         slot = self.requests.slots.get(name)
         if slot is None:
             return
+        self._ahead = None
         self._proposals.clear(np.array([slot]))
         self.caches.forget(slot)
         self.requests.slots.leave(name, self._number)

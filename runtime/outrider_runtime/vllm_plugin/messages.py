@@ -105,10 +105,10 @@ def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str],
 def draft_order(step: int, order: Order) -> DraftOrder:
     """Convert the loop's order to the worker's form."""
     plan = order.plan
-    ranks = np.full((2, plan.drafter_order.shape[1]), NO_DRAFTER, dtype=np.int8)
-    ranks[: len(plan.drafter_order)] = plan.drafter_order[:2]
+    ranks = plan.drafter_order.astype(np.int8)
+    second = ranks[1] if len(ranks) > 1 else np.full_like(ranks[0], NO_DRAFTER)
     passes = np.where(order.runs, plan.passes, IDLE).astype(np.int8)
-    return DraftOrder(plan.draft_tokens, passes, ranks[0], ranks[1], step, order.gaps)
+    return DraftOrder(plan.draft_tokens, passes, ranks[0], second, step, order.gaps)
 
 
 @dataclass(slots=True)

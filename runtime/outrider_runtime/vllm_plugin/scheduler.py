@@ -48,6 +48,7 @@ from outrider_runtime.vllm_plugin.broken_answers import BrokenAnswers
 from outrider_runtime.vllm_plugin.draft_blocks import DraftBlocks
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.messages import (
+    DraftOrder,
     attach,
     attached_order,
     attached_report,
@@ -105,6 +106,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """Requests that the last verification plan is for."""
         self._seen: View | None = None
         """The view that it was made from; None if there was nothing to decide."""
+        self._in_blocks_of: View | None = None
+        self._in_blocks = 0
+        """Tokens that still fit into the last blocks of the requests in `_in_blocks_of`."""
         self._draft_blocks = DraftBlocks(
             self.kv_cache_manager.coordinator, self.block_size, read_drafter_layers(plan.paths.run_dir)
         )
@@ -218,7 +222,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def _plan_draft(self, scheduler_output: SchedulerOutput) -> None:
         names = list(scheduler_output.num_scheduled_tokens)
-        order = idle_order(len(self.outrider.hosted), len(names))
+        order: DraftOrder | None = None
         with self._guard() as stepper:
             tokens, verified = scheduled(scheduler_output)
             seen = view_of_step(self.requests, names, self._seen)
@@ -229,6 +233,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             )
             if self.outrider.profiled_placeholders is not None:  # the worker fills those without a proposal
                 order = order._replace(draft_tokens=self.outrider.profiled_placeholders)
+        if order is None:
+            order = idle_order(len(self.outrider.hosted), len(names))
         attach(scheduler_output, order)
         scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
 
@@ -320,11 +326,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return Waiting(slo_class, left, room(request, self.max_model_len), overdue)
 
     def _room(self, seen: View, waiting: Waiting | None = None, patience_used: float = 0.0) -> Room:
+        if seen is not self._in_blocks_of:
+            self._in_blocks_of, self._in_blocks = seen, room_in_blocks(seen.context, self.block_size)
         free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return Room(
             now_s=self._scheduled_at,
             token_budget=self._token_budget,
-            free_kv_tokens=free_blocks * self.block_size + room_in_blocks(seen.context, self.block_size),
+            free_kv_tokens=free_blocks * self.block_size + self._in_blocks,
             next=waiting,
             waiting=min(len(self.waiting), self.max_num_active_reqs - len(self.running)),
             patience_used=patience_used,

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numba.core.registry import cpu_target
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import borrowed, compiled, keep
 from outrider_runtime.processor import portable_cpu_variables
 
 CODE = """
 from typing import NamedTuple
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import borrowed, compiled, keep
 from {types} import Point
 
 @compiled
@@ -52,7 +53,7 @@ def test_code_runs_on_other_machines_than_its_builder() -> None:
 
 CALLEE = "from outrider_runtime.control.compiled import compiled\n\n@compiled\ndef factor():\n    return {}\n"
 CALLER = """
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import borrowed, compiled, keep
 from outrider_runtime.callee import factor
 
 @compiled
@@ -185,3 +186,21 @@ def test_function_that_closes_over_values_is_refused() -> None:
     factor = len(CODE)
     with pytest.raises(ValueError, match="closes over values"):
         compiled(lambda value: value * factor)
+
+
+@compiled
+def sum_of_borrowed(size: int, rounds: int) -> float:
+    total = 0.0
+    for number in range(rounds):
+        owned = np.full(size, number), (np.full(size, 1.0), 2.0)
+        parts = borrowed(owned)
+        replaced = np.full(size, -1.0)  # would lie where `owned` was, had it been freed
+        total += (parts[0] + parts[1][0] * parts[1][1]).sum() + 0.0 * replaced.sum()
+        keep(owned)
+    return total
+
+
+def test_borrowed_arrays_live_until_they_are_kept() -> None:
+    """A decision computes with arrays whose references are not counted; none of them may be freed under it."""
+    rounds = sum(1000 * (number + 2.0) for number in range(50))
+    assert sum_of_borrowed(1000, 50) == sum_of_borrowed.py_func(1000, 50) == rounds  # type: ignore[attr-defined]
