@@ -62,6 +62,7 @@ RULES = (
     Rule("tutorials/gpu-cluster.md", "export REGISTRY=", "the value stands for the reader's own registry"),
     Rule("tutorials/gpu-cluster.md", "docker ", f"{_REGISTRY}; tests/images builds the images"),
     Rule("tutorials/gpu-cluster.md", "", Runner.GPU_TUTORIAL),
+    Rule("tutorials/laptop.md", "docker ", f"{_REGISTRY}; tests/images builds the images"),
     Rule("tutorials/laptop.md", "make deps-fast", "make test begins with it"),
     Rule("tutorials/laptop.md", ".venv/bin/python -m setup.model", "make test begins with it"),
     Rule("tutorials/laptop.md", ".venv/bin/outrider-runtime serve", "tests/engine/conftest.py starts it on free ports"),

@@ -177,10 +177,10 @@ class StepCounters(Counters):
     decision_s: Annotated[float, Metric("outrider_decision_seconds_total")] = 0.0
     """Seconds spent deciding. Divide by `outrider_steps_total` for the cost of a decision."""
     caught_up_tokens: Annotated[int, Metric("outrider_caught_up_tokens_total")] = 0
-    """Tokens that a draft model was fed to fill gaps in its KV, so that running requests are drafted for again after a
+    """Tokens of catch-up: a draft model prefills its KV gaps, so that running requests are drafted for again after a
     time without it."""
     catch_up_s: Annotated[float, Metric("outrider_catch_up_seconds_total")] = 0.0
-    """Seconds that this feeding took, as measured on the device."""
+    """Seconds that the catch-up took, as measured on the device."""
     speedup: SpeedupCounters = SpeedupCounters()
 
 
@@ -196,7 +196,7 @@ class ArmCounters(Counters):
         label="arm",
     )
     requests: Annotated[Count, Metric("outrider_canary_requests_total")] = 0
-    """Finished requests that cost something: that decoded, or whose prompt a drafter read."""
+    """Finished requests with a decoding step, or whose prompt a drafter prefilled."""
     tokens: Annotated[Count, Metric("outrider_canary_tokens_total")] = 0
     """Output tokens of their decoding steps, bonus tokens included; the token that ends a prompt is not one of them."""
     plain_s: Annotated[Sum, Metric("outrider_canary_plain_seconds_total")] = 0.0

@@ -102,7 +102,7 @@ _NODES_RULES = rules_on(
     _not_over_nodes(
         ".engine.nodes",
         "!has(self.engine.lora)",
-        "LoRA adapters need engine.nodes 1, they are loaded into one pod: remove engine.lora, or nodes",
+        "LoRA adapters need engine.nodes 1: remove engine.lora, or nodes",
     ),
     _not_over_nodes(
         ".engine.extraArgs",

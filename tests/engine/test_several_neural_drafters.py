@@ -288,7 +288,7 @@ def test_unloadable_drafters_leave_the_others(tmp_path: Path) -> None:
             assert reason in engine.failures[name]
         assert "lacks weights of" in engine.failures["queries"]
         assert "model.layers.2.self_attn.qkv_proj.weight" in engine.failures["queries"]
-        assert "of 3 layers, and is to read 1 (eagle_aux_hidden_state_layer_ids" in engine.failures["layers"]
+        assert "fits 3 layers, and its config lists 1 (eagle_aux_hidden_state_layer_ids" in engine.failures["layers"]
         assert "49159" in engine.failures["beyond"]
         assert "49152" in engine.failures["beyond"]
         assert_loaded_drafters_serve(engine, range(1, 4))

@@ -38,6 +38,6 @@ class ReadsLayers:
         joined = getattr(joining, "input_size", layers * width)
         if joined != layers * width:
             raise ValueError(
-                f"the draft is made for the hidden states of {joined / width:g} layers, and is to read {layers} "
+                f"the checkpoint's fusion layer fits {joined / width:g} layers, and its config lists {layers} "
                 "(eagle_aux_hidden_state_layer_ids, target_layer_ids)"
             )
