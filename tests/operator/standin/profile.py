@@ -11,14 +11,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from outrider_crds.profile import (
-    DrafterProfile,
-    ProfileExecutionMode,
-    ProfileStepCost,
-    ProfilingFailure,
-    ProfilingResult,
-    TargetProfile,
-)
+from outrider_crds import profile
 from outrider_crds.profile_keys import ProfileKeys
 from outrider_crds.runtime_config import BootConfig
 
@@ -60,40 +53,41 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measured(boot: BootConfig, keys: ProfileKeys, arguments: argparse.Namespace) -> ProfilingResult:
-    cost = ProfileStepCost(
+def _measured(boot: BootConfig, keys: ProfileKeys, arguments: argparse.Namespace) -> profile.ProfilingResult:
+    cost = profile.ProfileStepCost(
         per_batched_token_s=0.0001, per_batched_token_above_knee_s=0.0005, knee_tokens=32, constant_s=0.01
     )
     noise = float(os.environ.get("STANDIN_SPREAD_PERCENT", "1"))
-    target = TargetProfile(
+    target = profile.TargetProfile(
         key=keys.target,
         model=boot.target.name,
         product=arguments.product,
-        costs={ProfileExecutionMode.UNIFORM: cost, ProfileExecutionMode.VARLEN: cost},
+        costs={profile.ProfileExecutionMode.UNIFORM: cost, profile.ProfileExecutionMode.VARLEN: cost},
         error_percent=4.2,
         spread_percent=noise,
         measured_at=_timestamp_now(),
     )
-    return ProfilingResult(
+    return profile.ProfilingResult(
         target=target if arguments.target else None,
         drafters=[_drafter(name, keys) for name in arguments.drafter],
     )
 
 
-def _vocabulary_mismatch(boot: BootConfig, keys: ProfileKeys, arguments: argparse.Namespace) -> ProfilingResult:
+def _vocabulary_mismatch(boot: BootConfig, keys: ProfileKeys, arguments: argparse.Namespace) -> profile.ProfilingResult:
     measured = _measured(boot, keys, arguments)
     sentence = "its vocabulary has 32000 tokens, the target's 49152; take a draft of the target's family"
     failures = [
-        ProfilingFailure(reason="VocabularyMismatch", message=sentence, drafter=name) for name in arguments.drafter
+        profile.ProfilingFailure(reason="VocabularyMismatch", message=sentence, drafter=name)
+        for name in arguments.drafter
     ]
     return measured.model_copy(update={"drafters": [], "failures": failures})
 
 
-def _drafter(name: str, keys: ProfileKeys) -> DrafterProfile:
-    return DrafterProfile(
+def _drafter(name: str, keys: ProfileKeys) -> profile.DrafterProfile:
+    return profile.DrafterProfile(
         key=keys.drafters[name],
         name=name,
-        cost=ProfileStepCost(constant_s=0.001),
+        cost=profile.ProfileStepCost(constant_s=0.001),
         autoregressive=False,
         error_percent=3.0,
         measured_at=_timestamp_now(),

@@ -15,23 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from outrider_crds.runtime_config import (
-    ADMIN_PORT,
-    BOOT_FILE,
-    HOT_FILE,
-    LIVE_PATH,
-    METRICS_PATH,
-    MODEL_CACHE_DIR,
-    PODINFO_DIR,
-    PRODUCT_ANNOTATION,
-    PROFILES_DIR,
-    READY_PATH,
-    SERVING_PORT,
-    STATE_PATH,
-    WHY_PATH,
-    BootConfig,
-    HotConfig,
-)
+from outrider_crds import runtime_config
 from outrider_crds.runtime_state import RuntimeState
 
 from tests.operator.standin.state import FATAL_S, Behaviour, is_new, runtime_state
@@ -43,7 +27,7 @@ ECHO_PATH = "/v1/echo"
 class Runtime:
     """The process's state; handlers of both ports read it."""
 
-    def __init__(self, boot: BootConfig, behaviour: Behaviour) -> None:
+    def __init__(self, boot: runtime_config.BootConfig, behaviour: Behaviour) -> None:
         self.boot = boot
         self._behaviour = behaviour
         self._started_at = time.time()
@@ -73,7 +57,7 @@ class Runtime:
             started_at=self._started_at,
             ready=self.ready,
             product=_product(),
-            profiled=any(Path(PROFILES_DIR).glob("*/target.json")),
+            profiled=any(Path(runtime_config.PROFILES_DIR).glob("*/target.json")),
             streamed_tokens=self._tokens,
             canary_since=self._canary[1],
         )
@@ -102,13 +86,13 @@ class Runtime:
             time.sleep(0.02)
 
 
-def _read_hot() -> HotConfig:
-    return HotConfig.model_validate_json(Path(HOT_FILE).read_bytes())
+def _read_hot() -> runtime_config.HotConfig:
+    return runtime_config.HotConfig.model_validate_json(Path(runtime_config.HOT_FILE).read_bytes())
 
 
 def _product() -> str:
-    annotations = Path(PODINFO_DIR, "annotations").read_text()
-    match = re.search(rf'^{re.escape(PRODUCT_ANNOTATION)}="(.*)"$', annotations, re.MULTILINE)
+    annotations = Path(runtime_config.PODINFO_DIR, "annotations").read_text()
+    match = re.search(rf'^{re.escape(runtime_config.PRODUCT_ANNOTATION)}="(.*)"$', annotations, re.MULTILINE)
     return match[1] if match else ""
 
 
@@ -150,16 +134,16 @@ class Serving(_Handler):
 
 class Admin(_Handler):
     def do_GET(self) -> None:
-        if self.path == STATE_PATH:
+        if self.path == runtime_config.STATE_PATH:
             self._state(self.runtime.state().model_dump_json(by_alias=True))
-        elif self.path == METRICS_PATH:
+        elif self.path == runtime_config.METRICS_PATH:
             self.answer(200, _metrics(self.runtime), "text/plain; version=0.0.4")
-        elif self.path == WHY_PATH:
+        elif self.path == runtime_config.WHY_PATH:
             self.answer(200, "1 request: k = 0\n", "text/plain")
-        elif self.path == READY_PATH:
+        elif self.path == runtime_config.READY_PATH:
             self.answer(200 if self.runtime.ready else 503, "{}")
         else:
-            self.answer(200 if self.path == LIVE_PATH else 404, "{}")
+            self.answer(200 if self.path == runtime_config.LIVE_PATH else 404, "{}")
 
     def _state(self, body: str) -> None:
         """Answer with the state, in the way that the stand-in's settings say."""
@@ -197,7 +181,9 @@ def _serve_admin(runtime: Runtime) -> None:
         phase = Phase.DRAINING if runtime.draining else Phase.SERVING if runtime.ready else Phase.STARTING
         return Vitals(phase, plugin_active=True, report_age_s=0.0)
 
-    serve_admin(listen("", ADMIN_PORT, "--admin-port"), AdminPages(vitals, runtime.state, CollectorRegistry()))
+    serve_admin(
+        listen("", runtime_config.ADMIN_PORT, "--admin-port"), AdminPages(vitals, runtime.state, CollectorRegistry())
+    )
 
 
 def _listen(runtime: Runtime, handler: type[_Handler], port: int) -> ThreadingHTTPServer:
@@ -211,7 +197,7 @@ def _listen(runtime: Runtime, handler: type[_Handler], port: int) -> ThreadingHT
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
-    parser.add_argument("--config", default=BOOT_FILE, type=Path)
+    parser.add_argument("--config", default=runtime_config.BOOT_FILE, type=Path)
     parser.add_argument("--drain-grace")
     parser.add_argument("--drain-timeout")
     arguments = parser.parse_args()
@@ -219,15 +205,15 @@ def main() -> None:
     if behaviour.crash:
         sys.exit("the stand-in was told to crash: no such weights")
     if behaviour.fill_bytes:
-        Path(MODEL_CACHE_DIR, "weights").write_bytes(bytes(behaviour.fill_bytes))
-    runtime = Runtime(BootConfig.model_validate_json(arguments.config.read_bytes()), behaviour)
+        Path(runtime_config.MODEL_CACHE_DIR, "weights").write_bytes(bytes(behaviour.fill_bytes))
+    runtime = Runtime(runtime_config.BootConfig.model_validate_json(arguments.config.read_bytes()), behaviour)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    _listen(runtime, Serving, SERVING_PORT)
+    _listen(runtime, Serving, runtime_config.SERVING_PORT)
     if behaviour.answer == "real":
         _serve_admin(runtime)
     else:
-        _listen(runtime, Admin, ADMIN_PORT)
+        _listen(runtime, Admin, runtime_config.ADMIN_PORT)
     stopped.wait()
     runtime.drain()
     sys.exit(128 + signal.SIGTERM)

@@ -5,15 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from outrider_crds import profile
 from outrider_crds.counters import TPOT_BUCKETS_S, TTFT_BUCKETS_S, HistogramState, SpeedupCounters
-from outrider_crds.profile import (
-    DrafterProfile,
-    ProfileExecutionMode,
-    ProfileStepCost,
-    ProfilingFailure,
-    ProfilingResult,
-    TargetProfile,
-)
 from outrider_crds.runtime_config import boot_config, hot_config
 from outrider_crds.runtime_state import (
     ChoiceState,
@@ -88,8 +81,8 @@ def state() -> RuntimeState:
     )  # fmt: skip
 
 
-def target_profile() -> TargetProfile:
-    cost = ProfileStepCost(
+def target_profile() -> profile.TargetProfile:
+    cost = profile.ProfileStepCost(
         per_context_token_s=1e-9,
         per_batched_token_s=1e-6,
         per_batched_token_above_knee_s=1e-5,
@@ -99,16 +92,16 @@ def target_profile() -> TargetProfile:
         per_logits_token_s=1e-6,
         constant_s=0.005,
     )
-    return TargetProfile(
+    return profile.TargetProfile(
         key="t", model="org/target", product="NVIDIA-H200", device="NVIDIA H200", engine_version="0.32.0",
-        commit="abc", costs=dict.fromkeys(ProfileExecutionMode, cost), error_percent=2.5, spread_percent=0.5,
+        commit="abc", costs=dict.fromkeys(profile.ProfileExecutionMode, cost), error_percent=2.5, spread_percent=0.5,
         measured_at=_AT,
     )  # fmt: skip
 
 
-def drafter_profile() -> DrafterProfile:
-    cost = ProfileStepCost(constant_s=0.001)
-    return DrafterProfile(
+def drafter_profile() -> profile.DrafterProfile:
+    cost = profile.ProfileStepCost(constant_s=0.001)
+    return profile.DrafterProfile(
         key="d", name="eagle", cost=cost, autoregressive=True, first_pass=cost, error_percent=1.5, commit="def",
         measured_at=_AT,
     )  # fmt: skip
@@ -116,8 +109,8 @@ def drafter_profile() -> DrafterProfile:
 
 def documents() -> dict[str, Any]:
     """Name of the frozen file -> what this release writes."""
-    failure = ProfilingFailure(reason="DrafterFailed", message="it does not load", drafter="window")
-    result = ProfilingResult(target=target_profile(), drafters=[drafter_profile()], failures=[failure])
+    failure = profile.ProfilingFailure(reason="DrafterFailed", message="it does not load", drafter="window")
+    result = profile.ProfilingResult(target=target_profile(), drafters=[drafter_profile()], failures=[failure])
     boot = boot_config(_SPEC, service="chat", namespace="demo", revision="r1", image="outrider/runtime:0.1.0",
                        max_draft_tokens=5)  # fmt: skip
     store = Store().with_target(target_profile()).with_drafter(drafter_profile())

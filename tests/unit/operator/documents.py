@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    GROUPS_LABEL,
-    MANAGED_BY_LABEL,
-    MANAGER,
-    SERVICE_LABEL,
-    SERVING,
-)
+from outrider_operator import cluster_model
 
 OWNER = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "name": "chat", "uid": "chat-uid"}
 
@@ -22,9 +15,9 @@ def document(name: str, version: int, namespace: str = "ns", uid: str = "uid", *
     return {"metadata": {**metadata, "labels": labels(name), "ownerReferences": [OWNER]}, **body}
 
 
-def labels(service: str | None = "chat", component: str = SERVING) -> dict[str, str]:
-    ours = {MANAGED_BY_LABEL: MANAGER, COMPONENT_LABEL: component}
-    return ours | ({SERVICE_LABEL: service} if service is not None else {})
+def labels(service: str | None = "chat", component: str = cluster_model.SERVING) -> dict[str, str]:
+    ours = {cluster_model.MANAGED_BY_LABEL: cluster_model.MANAGER, cluster_model.COMPONENT_LABEL: component}
+    return ours | ({cluster_model.SERVICE_LABEL: service} if service is not None else {})
 
 
 def owned_by(kind: str, uid: str) -> list[dict[str, Any]]:
@@ -50,7 +43,7 @@ def stateful_set(name: str = "chat-nodes", owner: str = "LeaderWorkerSet", versi
     """A StatefulSet of a LeaderWorkerSet, without a label of ours: it makes leaders, or the workers of one."""
     by = "chat-nodes" if owner == "LeaderWorkerSet" else name
     result = document(name, version, uid=f"{name}-{owner}", spec={"replicas": 1})
-    result["metadata"] |= {"labels": {GROUPS_LABEL: "chat-nodes"}, "ownerReferences": owned_by(owner, by)}
+    result["metadata"] |= {"labels": {cluster_model.GROUPS_LABEL: "chat-nodes"}, "ownerReferences": owned_by(owner, by)}
     return result
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from outrider_operator import kinds
 from outrider_operator.cluster.api_error import ApiError
 from outrider_operator.cluster.cache import ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
@@ -17,20 +18,6 @@ from outrider_operator.controller.observe import Observer
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pods.job_pods import pod_of
-from outrider_operator.kinds import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    EVENT,
-    INFERENCE_POOL,
-    JOB,
-    KUBERNETES_SERVICE,
-    LEADER_WORKER_SET,
-    NETWORK_POLICY,
-    POD,
-    REPLICA_SET,
-    SERVICE,
-    ResourceKind,
-)
 from outrider_operator.service_metrics.measurements import Measurements
 from outrider_operator.validation.reading import name_of
 
@@ -48,21 +35,21 @@ class Api:
         self.events: list[Object] = [{"type": "Warning", "reason": "FailedMount", "message": "no such volume"}]
         self._config_map = config_map
 
-    async def get(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: kinds.ResourceKind, namespace: str, name: str) -> Object | None:
         del namespace
         self.asked.append(f"{kind.kind} {name}")
         stored = self._config_map
-        return stored if stored is not None and (kind, name) == (CONFIG_MAP, name_of(stored)) else None
+        return stored if stored is not None and (kind, name) == (kinds.CONFIG_MAP, name_of(stored)) else None
 
-    async def serves(self, kind: ResourceKind) -> bool:
-        return kind in (INFERENCE_POOL, LEADER_WORKER_SET)
+    async def serves(self, kind: kinds.ResourceKind) -> bool:
+        return kind in (kinds.INFERENCE_POOL, kinds.LEADER_WORKER_SET)
 
-    async def some(self, kind: ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
+    async def some(self, kind: kinds.ResourceKind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del fields
         self.asked.append(kind.kind)
         if self._error is not None:
             raise self._error
-        if kind == NETWORK_POLICY:
+        if kind == kinds.NETWORK_POLICY:
             metadata = {"name": "deny", "namespace": namespace}
             return [{"metadata": metadata, "spec": {"x": "x" * size}} for size in (1, 10**6)][:pages]
         return self.events
@@ -73,10 +60,14 @@ async def test_events_are_read_only_of_pods_that_are_late(age_s: float, event_re
     """Each rollout read the Events of each new pod, which has a container moments later."""
     api, cache = Api(), ObjectCache()
     observer = _observer(api, cache)
-    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(age_s))):
+    for kind, child in (
+        (kinds.DEPLOYMENT, deployment()),
+        (kinds.REPLICA_SET, replica_set()),
+        (kinds.POD, _created(age_s)),
+    ):
         cache.seen(kind, child)
     observed = await observer.observe(_service(), ())
-    assert api.asked.count(EVENT.kind) == event_reads
+    assert api.asked.count(kinds.EVENT.kind) == event_reads
     assert len(observed.pods) == 1
     assert len(observed.warnings) == event_reads
 
@@ -90,7 +81,7 @@ async def test_events_of_a_job_without_a_pod_are_read(
     job = document("outrider-profile-x", 3) | {"status": {"conditions": conditions}}
     job["metadata"]["labels"] = labels("chat", component)
     api, cache = Api(), ObjectCache()
-    cache.seen(JOB, job)
+    cache.seen(kinds.JOB, job)
     observed = await _observer(api, cache).observe(_service(), ())
     assert list(observed.warnings) == ["outrider-profile-x"] * event_reads
 
@@ -104,8 +95,8 @@ async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.Mon
         marks = {**labels("chat", PROFILING), JOB_NAME_LABEL: job["metadata"]["name"]}
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "x", "controller": True}
         its_pod["metadata"] |= {"labels": marks, "ownerReferences": [owner]}
-        cache.seen(JOB, job)
-        cache.seen(POD, its_pod)
+        cache.seen(kinds.JOB, job)
+        cache.seen(kinds.POD, its_pod)
 
     def noting(job: Object, pods: list[Object]) -> Object | None:
         walked.extend(pods)
@@ -121,10 +112,14 @@ async def test_events_that_cannot_be_read_end_no_look(error: Exception) -> None:
     """A time-out had the whole reconcile tried again, without a plan, of just the services in trouble."""
     api, cache = Api(error=error), ObjectCache()
     observer = _observer(api, cache)
-    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(60))):
+    for kind, child in (
+        (kinds.DEPLOYMENT, deployment()),
+        (kinds.REPLICA_SET, replica_set()),
+        (kinds.POD, _created(60)),
+    ):
         cache.seen(kind, child)
     observed = await observer.observe(_service(), ())
-    assert api.asked.count(EVENT.kind) == 1
+    assert api.asked.count(kinds.EVENT.kind) == 1
     assert observed.warnings == {}
 
 
@@ -137,25 +132,25 @@ async def test_the_policies_of_a_namespace_are_read_now_and_then(monkeypatch: py
     for _ in range(3):
         observed = await observer.observe(_service(), ())
         assert [len(child["spec"]["x"]) for child in observed.network_policies] == [1]
-    assert api.asked.count(NETWORK_POLICY.kind) == 1
+    assert api.asked.count(kinds.NETWORK_POLICY.kind) == 1
 
 
 async def test_what_went_before_it_was_read_is_forgotten() -> None:
     """Else each look would ask for it again, until the watch brings its end."""
     api, cache = Api(), ObjectCache()
-    cache.seen(CONFIG_MAP, document("chat-hot", 3) | {"kind": "PartialObjectMetadata"})
+    cache.seen(kinds.CONFIG_MAP, document("chat-hot", 3) | {"kind": "PartialObjectMetadata"})
     await _observer(api, cache).read("ns", ["chat-hot"])
     assert api.asked == ["ConfigMap chat-hot"]
-    assert cache.get(CONFIG_MAP, "ns", "chat-hot") is None
+    assert cache.get(kinds.CONFIG_MAP, "ns", "chat-hot") is None
 
 
 @pytest.mark.parametrize("owners", [[], [{"apiVersion": "v1", "kind": "Pod", "uid": "chat-uid", "controller": True}]])
 async def test_empty_config_map_is_not_read_again_for_ever(owners: list[Object]) -> None:
     """Typed in by hand, without `data`: it looked like one whose contents were not shown yet."""
-    hot = document("chat-hot", 3) | {"kind": CONFIG_MAP.kind}
+    hot = document("chat-hot", 3) | {"kind": kinds.CONFIG_MAP.kind}
     hot["metadata"] |= {"ownerReferences": owners, "labels": labels("chat")}
     api, cache = Api(hot), ObjectCache()
-    cache.seen(CONFIG_MAP, hot | {"kind": "PartialObjectMetadata"})
+    cache.seen(kinds.CONFIG_MAP, hot | {"kind": "PartialObjectMetadata"})
     plan = decide(await _observer(api, cache).observe(_service(), ()), SETTINGS)
     assert api.asked.count("ConfigMap chat-hot") == 1
     assert not plan.read
@@ -183,7 +178,7 @@ def _observer(api: Api, cache: ObjectCache, trusted: tuple[str, ...] = ("platfor
 
 def _service() -> Object:
     metadata = {"name": "chat", "namespace": "ns", "uid": "chat-uid", "resourceVersion": "1", "generation": 1}
-    return {**manifest(), "metadata": metadata, "kind": SERVICE.kind}
+    return {**manifest(), "metadata": metadata, "kind": kinds.SERVICE.kind}
 
 
 def _created(age_s: float) -> dict[str, Any]:
@@ -262,7 +257,7 @@ async def test_events_of_a_pod_without_a_node_are_read() -> None:
     del pending["spec"]["nodeName"]
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     pending["status"] = {"phase": "Pending", "conditions": [scheduled]}
-    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, pending)):
+    for kind, child in ((kinds.DEPLOYMENT, deployment()), (kinds.REPLICA_SET, replica_set()), (kinds.POD, pending)):
         cache.seen(kind, child)
     api.events = [_event("TriggeredScaleUp", 10, "Normal")]
     observed = await _observer(api, cache).observe(_service(), ())
@@ -275,7 +270,7 @@ async def test_a_service_with_the_name_of_the_groups_is_read() -> None:
     api, service = Api(), _service()
     service["spec"]["engine"] = {"nodes": 2, "tensorParallelSize": 2}
     cache = ObjectCache()
-    cache.seen(KUBERNETES_SERVICE, document("chat-nodes", 1))
+    cache.seen(kinds.KUBERNETES_SERVICE, document("chat-nodes", 1))
     observed = await _observer(api, cache).observe(service, ())
     assert "LeaderWorkerSet chat-nodes" in api.asked
     assert observed.children["Service", "chat-nodes"]["metadata"]["name"] == "chat-nodes"
@@ -289,7 +284,7 @@ async def test_shared_profiles_are_those_of_the_operators_namespace() -> None:
     for namespace in ("outrider-system", "tenant", "ns"):
         forged = document("outrider-shared-profile-a", 1, namespace, uid=namespace)
         forged["metadata"] |= {"labels": document_labels(None, SHARED_PROFILE), "ownerReferences": []}
-        cache.seen(CONFIG_MAP, forged)
+        cache.seen(kinds.CONFIG_MAP, forged)
     observed = await _observer(Api(), cache).observe(_service(), ())
     (name,) = observed.shared_profiles
     assert name == "outrider-profile-a"
@@ -314,7 +309,7 @@ async def test_only_the_platforms_jobs_are_awaited(
     cache, job = ObjectCache(), document("outrider-profile-a", 1, namespace, status=status)
     created = datetime.fromtimestamp(time.time() - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     job["metadata"] |= {"labels": document_labels(None, PROFILING), "creationTimestamp": created}
-    cache.seen(JOB, job)
+    cache.seen(kinds.JOB, job)
     observed = await _observer(Api(), cache).observe(_service(), ())
     assert observed.measured_elsewhere == (frozenset({"outrider-profile-a"}) if is_awaited else frozenset())
 
@@ -339,6 +334,6 @@ async def test_of_two_platforms_jobs_the_first_measures(own_age_s: float, other:
         job = document("outrider-profile-a", 1, namespace, uid=namespace)
         created = datetime.fromtimestamp(at - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         job["metadata"] |= {"labels": document_labels(None, PROFILING), "creationTimestamp": created}
-        cache.seen(JOB, job)
+        cache.seen(kinds.JOB, job)
     observed = await _observer(Api(), cache, ("ns", other)).observe(_service(), ())
     assert bool(observed.measured_elsewhere) is is_awaited

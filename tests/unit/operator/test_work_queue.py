@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from outrider_operator.cluster.cache import Key
-from outrider_operator.controller.work_queue import (
-    FIRST_RETRY_S,
-    LONGEST_RETRY_S,
-    OWN_CHANGE_S,
-    SHARED_CHANGE_S,
-    WorkQueue,
-)
+from outrider_operator.controller import work_queue
 
 A, B = Key("ns", "a"), Key("ns", "b")
 
 
 async def test_many_wake_ups_are_one_reconcile() -> None:
     """Coalesced: a storm of events costs one look."""
-    queue = WorkQueue(most_at_once=2)
+    queue = work_queue.WorkQueue(most_at_once=2)
     for _ in range(100):
         queue.add(A)
     assert await queue.get() == A
@@ -27,7 +21,7 @@ async def test_many_wake_ups_are_one_reconcile() -> None:
 
 async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
     """The worker may have read the state before the change; and no second worker takes the key meanwhile."""
-    queue = WorkQueue(most_at_once=2)
+    queue = work_queue.WorkQueue(most_at_once=2)
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)
@@ -38,32 +32,32 @@ async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
 
 async def test_pauses_grow_up_to_a_limit_and_end_with_success() -> None:
     """A failing service neither spins nor is given up, and has pauses of its own."""
-    queue = WorkQueue(most_at_once=2)
+    queue = work_queue.WorkQueue(most_at_once=2)
     pauses_s = [await _retried(queue, A) for _ in range(12)]
-    assert pauses_s[0] <= FIRST_RETRY_S <= pauses_s[2]
-    assert LONGEST_RETRY_S / 2 <= pauses_s[-1] <= LONGEST_RETRY_S
-    assert await _retried(queue, B) <= FIRST_RETRY_S
+    assert pauses_s[0] <= work_queue.FIRST_RETRY_S <= pauses_s[2]
+    assert work_queue.LONGEST_RETRY_S / 2 <= pauses_s[-1] <= work_queue.LONGEST_RETRY_S
+    assert await _retried(queue, B) <= work_queue.FIRST_RETRY_S
     queue.add(A)
     queue.reset(await queue.get())
     queue.release(A)
-    assert await _retried(queue, A) <= FIRST_RETRY_S
+    assert await _retried(queue, A) <= work_queue.FIRST_RETRY_S
 
 
 async def test_a_retried_key_comes_before_patient_keys() -> None:
     """A change whose object had moved on was put behind a thousand regular looks: p99 8 s."""
-    queue = WorkQueue(most_at_once=2)
-    queue.add(A, OWN_CHANGE_S)
+    queue = work_queue.WorkQueue(most_at_once=2)
+    queue.add(A, work_queue.OWN_CHANGE_S)
     assert await queue.get() == A
-    queue.add(B, SHARED_CHANGE_S)
+    queue.add(B, work_queue.SHARED_CHANGE_S)
     queue.retry(A)
     queue.release(A)
-    await asyncio.sleep(2 * FIRST_RETRY_S)
+    await asyncio.sleep(2 * work_queue.FIRST_RETRY_S)
     assert await queue.get() == A
 
 
 async def test_the_earlier_of_two_later_looks_counts() -> None:
     """Requeue-after never postpones a look that was due sooner."""
-    queue = WorkQueue(most_at_once=2)
+    queue = work_queue.WorkQueue(most_at_once=2)
     queue.add_after(A, 0.02)
     queue.add_after(A, 60.0)
     queue.add_after(B, 60.0)
@@ -74,10 +68,10 @@ async def test_the_earlier_of_two_later_looks_counts() -> None:
 
 async def test_a_key_that_waits_already_can_get_urgent() -> None:
     """And runs once all the same."""
-    queue = WorkQueue(most_at_once=2)
-    queue.add(A, SHARED_CHANGE_S)
-    queue.add(B, SHARED_CHANGE_S)
-    queue.add(B, OWN_CHANGE_S)
+    queue = work_queue.WorkQueue(most_at_once=2)
+    queue.add(A, work_queue.SHARED_CHANGE_S)
+    queue.add(B, work_queue.SHARED_CHANGE_S)
+    queue.add(B, work_queue.OWN_CHANGE_S)
     assert [await queue.get(), await queue.get()] == [B, A]
     queue.release(A)
     queue.release(B)
@@ -86,13 +80,13 @@ async def test_a_key_that_waits_already_can_get_urgent() -> None:
 
 async def test_a_namespace_whose_writes_take_long_holds_up_no_other() -> None:
     """Twenty services behind a webhook that did not answer had every worker, and a neighbour waited for a minute."""
-    queue = WorkQueue(most_at_once=2)
+    queue = work_queue.WorkQueue(most_at_once=2)
     slow = [Key("slow", str(number)) for number in range(5)]
     for key in slow:
-        queue.add(key, OWN_CHANGE_S)
-    queue.add(A, SHARED_CHANGE_S)
+        queue.add(key, work_queue.OWN_CHANGE_S)
+    queue.add(A, work_queue.SHARED_CHANGE_S)
     assert [await queue.get() for _ in range(3)] == [*slow[:2], A]
-    queue.add(slow[4], OWN_CHANGE_S)
+    queue.add(slow[4], work_queue.OWN_CHANGE_S)
     assert not await _has_next(queue)
     queue.release(slow[0])
     assert await queue.get() == slow[2]
@@ -104,14 +98,14 @@ async def test_a_namespace_whose_writes_take_long_holds_up_no_other() -> None:
 
 async def test_key_that_becomes_urgent_during_work_runs_once() -> None:
     """The entry that it replaced blocks no other key."""
-    queue = WorkQueue(most_at_once=1)
+    queue = work_queue.WorkQueue(most_at_once=1)
     busy, first, second = (Key("slow", name) for name in ("busy", "first", "second"))
-    queue.add(busy, OWN_CHANGE_S)
-    queue.add(first, SHARED_CHANGE_S)
-    queue.add(second, SHARED_CHANGE_S)
+    queue.add(busy, work_queue.OWN_CHANGE_S)
+    queue.add(first, work_queue.SHARED_CHANGE_S)
+    queue.add(second, work_queue.SHARED_CHANGE_S)
     assert await queue.get() == busy
     assert not await _has_next(queue)
-    queue.add(second, OWN_CHANGE_S)
+    queue.add(second, work_queue.OWN_CHANGE_S)
     for expected in (second, first):
         queue.release(busy)
         busy = await queue.get()
@@ -120,7 +114,7 @@ async def test_key_that_becomes_urgent_during_work_runs_once() -> None:
     assert not await _has_next(queue)
 
 
-async def _retried(queue: WorkQueue, key: Key) -> float:
+async def _retried(queue: work_queue.WorkQueue, key: Key) -> float:
     queue.add(key)
     assert await queue.get() == key
     pause_s = queue.retry(key)
@@ -128,7 +122,7 @@ async def _retried(queue: WorkQueue, key: Key) -> float:
     return pause_s
 
 
-async def _has_next(queue: WorkQueue) -> bool:
+async def _has_next(queue: work_queue.WorkQueue) -> bool:
     try:
         await asyncio.wait_for(queue.get(), 0.05)
     except TimeoutError:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 
 from outrider_crds.conditions import ConditionType as C
-from outrider_operator.cluster_model import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    JOB,
-    KUBERNETES_SERVICE,
-    SERVICE_ACCOUNT,
-)
+from outrider_operator import cluster_model
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest
 
@@ -27,12 +20,12 @@ def test_first_look_makes_all_children_and_sets_all_conditions() -> None:
     revision = world.revision()
     assert sorted(world.objects) == sorted(
         [
-            (CONFIG_MAP, f"chat-{revision}"),
-            (CONFIG_MAP, "chat-hot"),
-            (DEPLOYMENT, "chat"),
-            (DISRUPTION_BUDGET, "chat"),
-            (KUBERNETES_SERVICE, "chat"),
-            (SERVICE_ACCOUNT, "chat"),
+            (cluster_model.CONFIG_MAP, f"chat-{revision}"),
+            (cluster_model.CONFIG_MAP, "chat-hot"),
+            (cluster_model.DEPLOYMENT, "chat"),
+            (cluster_model.DISRUPTION_BUDGET, "chat"),
+            (cluster_model.KUBERNETES_SERVICE, "chat"),
+            (cluster_model.SERVICE_ACCOUNT, "chat"),
         ]
     )
 
@@ -80,9 +73,9 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
 def test_the_stored_profile_is_what_the_runtime_mounts() -> None:
     """target.json and <drafter key>.json under the target key that the boot config names."""
     world = World(manifest()).served()
-    boot = json.loads(world.objects[CONFIG_MAP, f"chat-{world.revision()}"]["data"]["config.json"])
+    boot = json.loads(world.objects[cluster_model.CONFIG_MAP, f"chat-{world.revision()}"]["data"]["config.json"])
     keys = boot["profileKeys"][0]
-    stored = world.objects[CONFIG_MAP, f"outrider-profile-{keys['target']}"]["data"]
+    stored = world.objects[cluster_model.CONFIG_MAP, f"outrider-profile-{keys['target']}"]["data"]
     assert json.loads(stored["target.json"])["key"] == keys["target"]
     assert json.loads(stored[f"{keys['drafters']['pld']}.json"])["name"] == "pld"
 
@@ -129,7 +122,7 @@ def test_a_job_runs_on_its_product_under_the_limits_of_the_spec() -> None:
     ).settled()
     world.roll_out()
     plan = world.reconcile()
-    job = find(plan, JOB)[0]
+    job = find(plan, cluster_model.JOB)[0]
     pod = job["spec"]["template"]["spec"]
     assert job["spec"]["backoffLimit"] == 0
     assert job["spec"]["podFailurePolicy"]["rules"][0]["action"] == "Ignore"

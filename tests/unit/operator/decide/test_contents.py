@@ -6,15 +6,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
-from outrider_operator.cluster_model import (
-    CONFIG_MAP,
-    KUBERNETES_SERVICE,
-    REVISION_LABEL,
-    Object,
-    Observed,
-    hot_map_name,
-    revision_map_name,
-)
+from outrider_operator import cluster_model
+from outrider_operator.cluster_model import Object, Observed
 from outrider_operator.decide import decide
 from outrider_operator.decide.desired.revisions import INPUTS_LABEL
 from outrider_operator.plan import Plan
@@ -43,7 +36,7 @@ def test_the_plan_does_not_depend_on_what_was_read_before(world: World, change: 
     whole = world.observed()
     plan, read = _reading(whole)
     assert plan == decide(whole, SETTINGS)
-    assert hot_map_name("chat") in read
+    assert cluster_model.hot_map_name("chat") in read
     assert len(set(read)) == len(read), "each is read once"
 
 
@@ -62,7 +55,10 @@ def test_what_others_filled_up_is_not_read(world: World) -> None:
     profiles = _ballast(whole, "outrider-profile-{}", owner="uid-chat")
     observed = replace(
         whole,
-        children={**whole.children, **{(CONFIG_MAP, name): document for name, document in ballast.items()}},
+        children={
+            **whole.children,
+            **{(cluster_model.CONFIG_MAP, name): document for name, document in ballast.items()},
+        },
         profiles={**whole.profiles, **profiles},
     )
     _, read = _reading(observed)
@@ -84,11 +80,11 @@ def test_maps_of_revisions_that_no_pod_was_made_of_are_not_read(world: World, *,
     """Users may label any number of ConfigMaps: reading and parsing 300 took seconds of every decision."""
     whole = world.observed()
     forged = {name: _sealed(document) for name, document in _revisions(whole).items()}
-    children = {**whole.children, **{(CONFIG_MAP, name): document for name, document in forged.items()}}
+    children = {**whole.children, **{(cluster_model.CONFIG_MAP, name): document for name, document in forged.items()}}
     if objected:
-        service = children[KUBERNETES_SERVICE, "chat"]
+        service = children[cluster_model.KUBERNETES_SERVICE, "chat"]
         foreign = [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x", "controller": True}]
-        children[KUBERNETES_SERVICE, "chat"] = {
+        children[cluster_model.KUBERNETES_SERVICE, "chat"] = {
             **service,
             "metadata": {**service["metadata"], "ownerReferences": foreign},
         }
@@ -106,14 +102,14 @@ def test_of_revisions_that_pods_were_made_of_a_few_are_read(world: World) -> Non
     (pattern,) = [
         document
         for document in whole.replica_sets
-        if document["metadata"]["labels"][REVISION_LABEL] == world.revision()
+        if document["metadata"]["labels"][cluster_model.REVISION_LABEL] == world.revision()
     ]
     marks = [document["metadata"]["labels"] for document in forged.values()]
     sets = [{"metadata": {**pattern["metadata"], "labels": mark}} for mark in marks]
-    children = {**whole.children, **{(CONFIG_MAP, name): document for name, document in forged.items()}}
+    children = {**whole.children, **{(cluster_model.CONFIG_MAP, name): document for name, document in forged.items()}}
     _, read = _reading(replace(whole, children=children, replica_sets=(*whole.replica_sets, *sets)))
     assert len(set(forged) & set(read)) < 16
-    assert revision_map_name("chat", world.revision()) in read
+    assert cluster_model.revision_map_name("chat", world.revision()) in read
 
 
 class _Sealed(dict[str, str]):
@@ -136,8 +132,8 @@ def _revisions(whole: Observed) -> dict[str, Object]:
     ]
     made: dict[str, Object] = {}
     for revision in (f"forged-{number}" for number in range(40)):
-        name = revision_map_name("chat", revision)
-        labels = {**genuine["metadata"]["labels"], REVISION_LABEL: revision}
+        name = cluster_model.revision_map_name("chat", revision)
+        labels = {**genuine["metadata"]["labels"], cluster_model.REVISION_LABEL: revision}
         own = {"name": name, "uid": name, "labels": labels, "creationTimestamp": "2027-01-01T00:00:00Z"}
         made[name] = {**genuine, "metadata": {**genuine["metadata"], **own}}
     return made
@@ -158,7 +154,7 @@ def _unread(whole: Observed, read: list[str] | tuple[str, ...]) -> Observed:
     """The input as watches report it: only ConfigMaps in `read` have contents."""
 
     def shown(document: Object) -> Object:
-        if document["kind"] != CONFIG_MAP or document["metadata"]["name"] in read:
+        if document["kind"] != cluster_model.CONFIG_MAP or document["metadata"]["name"] in read:
             return document
         return {name: value for name, value in document.items() if name not in ("data", "immutable")}
 
@@ -169,7 +165,7 @@ def _unread(whole: Observed, read: list[str] | tuple[str, ...]) -> Observed:
 
 
 def _ballast(whole: Observed, name: str, owner: str) -> dict[str, Object]:
-    hot = whole.children[CONFIG_MAP, hot_map_name("chat")]
+    hot = whole.children[cluster_model.CONFIG_MAP, cluster_model.hot_map_name("chat")]
     owners = [{**hot["metadata"]["ownerReferences"][0], "uid": owner}]
     names = [name.format(number) for number in range(3)]
     return {

@@ -9,16 +9,9 @@ from datetime import UTC, datetime
 from typing import Any, Self, TypeVar, cast
 
 import pytest
+from outrider_crds import profile
 from outrider_crds.conditions import Condition, ConditionType, find_condition
 from outrider_crds.prefetch_report import PrefetchProgress
-from outrider_crds.profile import (
-    DrafterProfile,
-    ProfileExecutionMode,
-    ProfileStepCost,
-    ProfilingFailure,
-    ProfilingResult,
-    TargetProfile,
-)
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.runtime_state import DrafterReport, RuntimeState
 from outrider_operator.cluster_model import (
@@ -465,13 +458,13 @@ class World:
 
 def result(
     request: MeasurementRequest, at: str, *, failing: dict[str, str] | None = None, **target: Any
-) -> ProfilingResult:
+) -> profile.ProfilingResult:
     failing = failing or {}
     drafters = [
-        DrafterProfile(
+        profile.DrafterProfile(
             key=request.keys.drafters[name],
             name=name,
-            cost=ProfileStepCost(constant_s=0.001),
+            cost=profile.ProfileStepCost(constant_s=0.001),
             autoregressive=False,
             error_percent=3.0,
             measured_at=at,
@@ -479,17 +472,17 @@ def result(
         for name in request.drafters
         if name not in failing
     ]
-    return ProfilingResult(
+    return profile.ProfilingResult(
         target=target_profile(request.keys.target, request.keys.product, at, **target) if request.target else None,
         drafters=drafters,
-        failures=[ProfilingFailure(reason=r, message=f"{r} happened", drafter=n) for n, r in failing.items()],
+        failures=[profile.ProfilingFailure(reason=r, message=f"{r} happened", drafter=n) for n, r in failing.items()],
     )
 
 
-def target_profile(key: str, product: str, at: str, **fields: Any) -> TargetProfile:
-    costs = {ProfileExecutionMode.UNIFORM: ProfileStepCost(per_batched_token_s=0.001, constant_s=0.02)}
+def target_profile(key: str, product: str, at: str, **fields: Any) -> profile.TargetProfile:
+    costs = {profile.ProfileExecutionMode.UNIFORM: profile.ProfileStepCost(per_batched_token_s=0.001, constant_s=0.02)}
     values: dict[str, Any] = {"error_percent": 4.0, "costs": costs, **fields}
-    return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **values)
+    return profile.TargetProfile(key=key, model="org/target", product=product, measured_at=at, **values)
 
 
 def boot_of(document: Object) -> dict[str, Any]:

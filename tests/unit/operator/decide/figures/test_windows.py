@@ -11,22 +11,14 @@ from outrider_crds.counters import TPOT_BUCKETS_S, AdapterCounters, HistogramSta
 from outrider_crds.runtime_state import AdapterState, DrafterReport, RuntimeState, ServiceCounters, SLOClassState
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_operator.cluster_model import FigureWindows
+from outrider_operator.decide.figures import windows
 from outrider_operator.decide.figures.samples import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status_figures import slo_classes
-from outrider_operator.decide.figures.windows import (
-    History,
-    followed_revision,
-    following,
-    forget,
-    names_of,
-    record,
-    windows,
-)
 
 from tests.unit.operator.decide.world import START, World, manifest
 
 WINDOW_S = 60.0
-NAMES = names_of(manifest())
+NAMES = windows.names_of(manifest())
 """Drafter "pld" and class "chat"."""
 
 
@@ -45,18 +37,18 @@ def state(tokens: int = 0, *, started_at: float = START, **fields: Any) -> Runti
     )
 
 
-def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tuple[History, float]:
+def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tuple[windows.History, float]:
     """A history of snapshots `every_s` apart, and the time of the last."""
-    history, at = History(), START
+    history, at = windows.History(), START
     for step, states in enumerate(steps):
         at = START + step * every_s
-        history = record(history, states, NAMES, len(states), at, WINDOW_S)
+        history = windows.record(history, states, NAMES, len(states), at, WINDOW_S)
     return history, at
 
 
 def tokens_in_window(steps: list[dict[str, RuntimeState]]) -> float | None:
     history, at = watched(steps)
-    current = windows(history, at, WINDOW_S).current
+    current = windows.windows(history, at, WINDOW_S).current
     return current.gained.output_tokens if current is not None else None
 
 
@@ -67,15 +59,15 @@ def test_goodput_is_summed_over_pods() -> None:
 
 def test_a_look_that_is_taken_in_parts_is_one_look() -> None:
     """The pods of a large service are counted in batches, which does not affect the figures."""
-    whole = parts = History()
+    whole = parts = windows.History()
     for step in range(10):
         at = START + step * 10
         states = {name: state(number * step) for number, name in enumerate("abcde")}
-        whole = record(whole, states, NAMES, 5, at, WINDOW_S)
+        whole = windows.record(whole, states, NAMES, 5, at, WINDOW_S)
         for names in ("ab", "cd", "e"):
-            parts = record(parts, {name: states[name] for name in names}, NAMES, 5, at, WINDOW_S)
+            parts = windows.record(parts, {name: states[name] for name in names}, NAMES, 5, at, WINDOW_S)
     assert parts == whole
-    assert windows(parts, at, WINDOW_S) == windows(whole, at, WINDOW_S)
+    assert windows.windows(parts, at, WINDOW_S) == windows.windows(whole, at, WINDOW_S)
 
 
 def test_a_restarted_pod_loses_nothing_and_counts_nothing_twice() -> None:
@@ -107,14 +99,14 @@ def test_pod_that_starts_during_the_window_counts_all_tokens() -> None:
 def test_there_are_no_figures_before_a_whole_window() -> None:
     """Half a window would be noise."""
     history, at = watched([{"a": state(10 * i)} for i in range(4)])
-    assert windows(history, at, WINDOW_S) == FigureWindows()
+    assert windows.windows(history, at, WINDOW_S) == FigureWindows()
 
 
 def test_the_window_before_is_its_own() -> None:
     """Two windows, each with its own sum: what hysteresis stands on."""
     steps = [{"a": state(10 * min(i, 6) + 100 * max(0, i - 6))} for i in range(13)]
     history, at = watched(steps)
-    result = windows(history, at, WINDOW_S)
+    result = windows.windows(history, at, WINDOW_S)
     assert result.current is not None
     assert result.previous is not None
     assert (result.previous.gained.output_tokens, result.current.gained.output_tokens) == (60, 600)
@@ -122,10 +114,10 @@ def test_the_window_before_is_its_own() -> None:
 
 def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
     """50 services for weeks in 150 MB."""
-    history = History()
+    history = windows.History()
     for i in range(500):
-        history = record(history, {f"pod-{i // 50}": state(i)}, NAMES, 1, START + 5 * i, WINDOW_S)
-        history = forget(history, {f"pod-{i // 50}"})
+        history = windows.record(history, {f"pod-{i // 50}": state(i)}, NAMES, 1, START + 5 * i, WINDOW_S)
+        history = windows.forget(history, {f"pod-{i // 50}"})
     assert len(history.snapshots) < 80
     assert len(history.pods) == 1
 
@@ -140,33 +132,33 @@ def counting(name: str, count: int) -> dict[str, RuntimeState]:
 
 def test_names_that_a_pod_makes_up_are_not_kept() -> None:
     """A pod that named 1350 new drafters at each poll took 700 MB of the operator's memory in 15 minutes."""
-    history = History()
+    history = windows.History()
     for i in range(50):
-        history = record(history, counting(f"made-up-{i}", i), NAMES, 1, START + 5 * i, WINDOW_S)
+        history = windows.record(history, counting(f"made-up-{i}", i), NAMES, 1, START + 5 * i, WINDOW_S)
     for kept in (history.snapshots[-1].totals, history.pods["a"][1]):
         assert kept == ServiceCounters(output_tokens=1)
 
 
 def test_a_name_that_returns_to_the_spec_starts_from_zero() -> None:
     """What was counted before it went counts neither as gained nor as lost when it comes back."""
-    other, history = names_of(manifest(sloClasses=[{"name": "other", "tpot": "50ms"}])), History()
+    other, history = windows.names_of(manifest(sloClasses=[{"name": "other", "tpot": "50ms"}])), windows.History()
     for i in range(20):
         names = other if 8 <= i < 12 else NAMES
-        history = record(history, counting("chat", 10 * i), names, 1, START + 10 * i, WINDOW_S)
+        history = windows.record(history, counting("chat", 10 * i), names, 1, START + 10 * i, WINDOW_S)
         has_it = any("chat" in snapshot.totals.slo_classes for snapshot in history.snapshots)
         assert has_it == (names is NAMES and i != 12)
-    current = windows(history, START + 190, WINDOW_S).current
+    current = windows.windows(history, START + 190, WINDOW_S).current
     assert current is not None
     assert current.gained.slo_classes["chat"].finished == 60
 
 
 def test_class_that_returns_counts_from_its_return() -> None:
     """Bug: a class that left the spec and returned counted its whole life as one step: 5,205 requests for 5."""
-    history = History()
+    history = windows.History()
     for i in range(20):
         states = {"a": state(1)} if 5 <= i < 8 else counting("chat", 5000 + i)
-        history = record(history, states, NAMES, 1, START + 10 * i, WINDOW_S)
-        current = windows(history, START + 10 * i, WINDOW_S).current
+        history = windows.record(history, states, NAMES, 1, START + 10 * i, WINDOW_S)
+        current = windows.windows(history, START + 10 * i, WINDOW_S).current
         gained = current.gained.slo_classes.get("chat") if current is not None else None
         assert gained is None or gained.finished <= 6
     assert gained is not None
@@ -175,14 +167,14 @@ def test_class_that_returns_counts_from_its_return() -> None:
 
 def test_tokens_per_step_come_from_the_long_window_alone() -> None:
     """Bug: after some minutes all pairs since the operator's start were in them, so that no speed-up was left."""
-    history = History()
+    history = windows.History()
     for i in range(100):
         draft = DrafterReport(name="pld", loaded=True, tried=100 * i, accepted=80 * i, request_steps=100 * i)
-        history = record(
+        history = windows.record(
             history, {"a": state(180 * i, drafters=[draft], draft_length_steps=[0, 100 * i])}, NAMES, 1,
             START + 10 * i, WINDOW_S,
         )  # fmt: skip
-    current = windows(history, START + 990, WINDOW_S).current
+    current = windows.windows(history, START + 990, WINDOW_S).current
     assert current is not None
     assert current.rare.tokens_per_step == 1.8
 
@@ -190,14 +182,14 @@ def test_tokens_per_step_come_from_the_long_window_alone() -> None:
 def test_a_service_of_any_shape_has_names() -> None:
     """Another release's CRD may have let it in."""
     for service in ({"spec": {"draftPool": [{"name": ["x"]}, "y", {}], "sloClasses": 3}}, None):
-        assert not any(names_of(service).values())
+        assert not any(windows.names_of(service).values())
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.booleans()), min_size=14, max_size=40))
 @pytest.mark.slow
 def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool]]) -> None:
     """Whatever a pod does, the sum never exceeds what it produced and misses only what no report showed."""
-    history, process, count, produced, unseen = History(), START, 0, 0, 0
+    history, process, count, produced, unseen = windows.History(), START, 0, 0, 0
     for step, (restarts, gained, answers) in enumerate(steps):
         at = START + 10.0 * step
         if restarts and step:
@@ -205,12 +197,12 @@ def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool
             process, count = at - 1, 0
         count, produced = count + gained, produced + gained
         states = {"a": state(count, started_at=process)} if answers else {}
-        history = record(history, states, NAMES, 1, at, WINDOW_S)
+        history = windows.record(history, states, NAMES, 1, at, WINDOW_S)
     total = history.snapshots[-1].totals.output_tokens
     assert produced - unseen - (count - seen_of(history, process)) == total
 
 
-def seen_of(history: History, process: float) -> int:
+def seen_of(history: windows.History, process: float) -> int:
     """What that process of the pod had counted when it last answered."""
     result = history.pods.get("a")
     return result[1].output_tokens if result is not None and result[0] == process else 0
@@ -229,7 +221,7 @@ def test_percentiles_come_from_merged_histograms() -> None:
 
     steps = [{"a": state(slo_classes=[chat(fast, i)]), "b": state(slo_classes=[chat(slow, i)])} for i in range(9)]
     history, at = watched(steps)
-    figures = windows(history, at, WINDOW_S).current
+    figures = windows.windows(history, at, WINDOW_S).current
     assert figures is not None
     counts = figures.gained.slo_classes["chat"].tpot.counts
     assert sum(counts) == 600
@@ -246,7 +238,7 @@ def test_requests_that_clients_aborted_are_counted_apart() -> None:
         return {"a": state(slo_classes=[slo]), "b": state(slo_classes=[slo])}
 
     history, at = watched([pods(i) for i in range(9)])
-    figures = windows(history, at, WINDOW_S).current
+    figures = windows.windows(history, at, WINDOW_S).current
     spec = SpeculativeServiceSpec.model_validate(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}])["spec"])
     (slo_class,) = slo_classes(spec, figures)
     assert (slo_class.requests, slo_class.attainment_percent) == (0, "")
@@ -266,7 +258,7 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
 
     history, at = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
     world = World(manifest()).served()
-    world.figures = windows(history, at, WINDOW_S)
+    world.figures = windows.windows(history, at, WINDOW_S)
     plan = world.reconcile()
     assert plan.status.summary is not None
     assert plan.status.summary.acceptance == "82%"
@@ -282,7 +274,7 @@ def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
     first = {"a": state(0, drafters=[untried])}
     history, at = watched([first, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
     world = World(manifest()).served()
-    world.figures = windows(history, at, WINDOW_S)
+    world.figures = windows.windows(history, at, WINDOW_S)
     (draft,) = world.reconcile().status.drafts
     assert (draft.acceptance_rate, draft.accepted_length, draft.share_percent) == ("0.25", "1.5", "0")
 
@@ -303,7 +295,7 @@ def test_speedup_is_measured_over_several_windows() -> None:
         )
 
     history, at = watched([{"a": probed(i)} for i in range(13)])
-    current = windows(history, at, WINDOW_S).current
+    current = windows.windows(history, at, WINDOW_S).current
     assert current is not None
     assert current.rare.speedup.baseline_tokens == 5
 
@@ -316,15 +308,15 @@ def _drafts(tried: int, accepted: int) -> RuntimeState:
 def test_old_and_new_pods_never_add_up_under_one_drafters_name() -> None:
     """A good draft of three old pods and a bad one of a new pod, of the same name: the share that is accepted was their
     mean. Tokens and classes are the service's, whichever pod gave them."""
-    history = following(History(), "old")
+    history = windows.following(windows.History(), "old")
     for step in range(10):
         states = {
             "a": _drafts(100 * step, 80 * step),
             "b": _drafts(100 * step, 80 * step),
             "new": _drafts(90 * step, 0),
         }
-        history = record(history, states, NAMES, 3, START + 10 * step, WINDOW_S, {"new"})
-    figures = windows(history, START + 90, WINDOW_S).current
+        history = windows.record(history, states, NAMES, 3, START + 10 * step, WINDOW_S, {"new"})
+    figures = windows.windows(history, START + 90, WINDOW_S).current
     assert figures is not None
     assert (figures.gained.tried, figures.gained.accepted) == (1200, 960)
     assert (figures.gained.request_steps, figures.gained.output_tokens) == (6 * 200, 6 * 290)
@@ -332,40 +324,40 @@ def test_old_and_new_pods_never_add_up_under_one_drafters_name() -> None:
 
 def test_figures_of_the_next_revision_start_at_zero() -> None:
     """Once most pods are new, nothing of the old ones is left in the window, nor what a new pod did before that."""
-    history = following(History(), "old")
+    history = windows.following(windows.History(), "old")
     for step in range(10):
         states = {"a": _drafts(100 * step, 80 * step), "new": _drafts(50 * step, 0)}
-        history = record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"new"})
-    history = following(history, "new")
+        history = windows.record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"new"})
+    history = windows.following(history, "new")
     for step in range(10, 13):
         states = {"a": _drafts(100 * step, 80 * step), "new": _drafts(50 * step, 0)}
-        history = record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"a"})
-    figures = windows(history, START + 120, WINDOW_S).current
+        history = windows.record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"a"})
+    figures = windows.windows(history, START + 120, WINDOW_S).current
     assert figures is not None
     assert (figures.gained.tried, figures.gained.accepted) == (150, 0)
     assert figures.gained.output_tokens == 6 * 150
 
 
 def test_the_revision_that_is_followed_is_that_of_most_pods() -> None:
-    assert followed_revision({"a": "old", "b": "old", "c": "new"}, "new") == "old"
-    assert followed_revision({"a": "old", "c": "new"}, "new") == "new"
-    assert followed_revision({}, "new") == "new"
+    assert windows.followed_revision({"a": "old", "b": "old", "c": "new"}, "new") == "old"
+    assert windows.followed_revision({"a": "old", "c": "new"}, "new") == "new"
+    assert windows.followed_revision({}, "new") == "new"
 
 
 def test_figures_by_adapter_are_summed_over_pods_and_classes() -> None:
     """Only adapters of the spec count, as with drafters and classes."""
     adapters = [{"name": "support", "source": {"hub": {"repository": "acme/support"}}}]
-    names = names_of(manifest(engine={"lora": {}}, adapters=adapters))
+    names = windows.names_of(manifest(engine={"lora": {}}, adapters=adapters))
 
     def pod(scale: int) -> RuntimeState:
         counted = {"finished": {"chat": 2 * scale, "batch": scale}, "attained": {"chat": scale}}
         rows = [AdapterState(name=name, tried=4 * scale, accepted=scale, **counted) for name in ("support", "made-up")]
         return state(adapters=rows)
 
-    history = History()
+    history = windows.History()
     for i in range(8):
-        history = record(history, {"a": pod(i), "b": pod(2 * i)}, names, 2, START + 10 * i, 60.0)
-    figures = windows(history, START + 70, 60.0).current
+        history = windows.record(history, {"a": pod(i), "b": pod(2 * i)}, names, 2, START + 10 * i, 60.0)
+    figures = windows.windows(history, START + 70, 60.0).current
     assert figures is not None
     finished, attained = {"chat": 36, "batch": 18}, {"chat": 18}
     support = AdapterCounters(tried=72, accepted=18, finished=finished, attained=attained)

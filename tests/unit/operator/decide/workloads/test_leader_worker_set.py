@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 from outrider_crds.conditions import ConditionType as C
-from outrider_operator.cluster_model import (
-    COMPONENT_LABEL,
-    DEPLOYMENT,
-    GROUPS_LABEL,
-    LEADER_WORKER_SET,
-    NETWORK_POLICY,
-    REVISION_LABEL,
-    WORKER,
-    KindAccess,
-    Object,
-)
+from outrider_operator import cluster_model
+from outrider_operator.cluster_model import Object
 from outrider_operator.decide.desired.rollout_gate import HOLD, HOLD_ANNOTATION, SHRUNK_ANNOTATION
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest, rfc3339, settings_with
@@ -31,11 +22,11 @@ class Groups(World):
     """A cluster with the controller of LeaderWorkerSets."""
 
     def groups(self) -> Object:
-        return self.objects[LEADER_WORKER_SET, NAME]
+        return self.objects[cluster_model.LEADER_WORKER_SET, NAME]
 
     def group_revision(self) -> str:
         labels = self.groups()["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["metadata"]["labels"]
-        return str(labels[REVISION_LABEL])
+        return str(labels[cluster_model.REVISION_LABEL])
 
     def pace(self) -> tuple[int, int, int, int]:
         """replicas, partition, maxSurge and maxUnavailable."""
@@ -70,13 +61,13 @@ class Groups(World):
             del self.pods[name]
 
     def _add_replica_set(self, template: Object) -> None:
-        if GROUPS_LABEL not in template["metadata"]["labels"]:
+        if cluster_model.GROUPS_LABEL not in template["metadata"]["labels"]:
             super()._add_replica_set(template)
 
 
 def _in_groups(template: Object) -> Object:
     made = copy.deepcopy(template)
-    made["metadata"]["labels"][GROUPS_LABEL] = NAME
+    made["metadata"]["labels"][cluster_model.GROUPS_LABEL] = NAME
     return made
 
 
@@ -91,7 +82,7 @@ def grouped(**spec: Any) -> Groups:
 
 def test_groups_take_the_place_of_the_deployment() -> None:
     world = Groups(manifest(replicas=2, **NODES)).settled()
-    assert (DEPLOYMENT, "chat") not in world.objects
+    assert (cluster_model.DEPLOYMENT, "chat") not in world.objects
     template = world.groups()["spec"]["leaderWorkerTemplate"]
     assert (world.groups()["spec"]["replicas"], template["size"]) == (2, 2)
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
@@ -113,8 +104,8 @@ def test_workers_are_behind_no_service() -> None:
     template = world.groups()["spec"]["leaderWorkerTemplate"]
     service = world.objects["Service", "chat"]["spec"]["selector"]
     assert service.items() <= template["leaderTemplate"]["metadata"]["labels"].items()
-    assert template["workerTemplate"]["metadata"]["labels"][COMPONENT_LABEL] == WORKER
-    assert service[COMPONENT_LABEL] != WORKER
+    assert template["workerTemplate"]["metadata"]["labels"][cluster_model.COMPONENT_LABEL] == cluster_model.WORKER
+    assert service[cluster_model.COMPONENT_LABEL] != cluster_model.WORKER
 
 
 def test_a_drain_takes_one_group_at_a_time() -> None:
@@ -276,7 +267,7 @@ def test_a_crash_that_ends_a_group_is_named() -> None:
 def test_a_cluster_without_leader_worker_sets_is_named() -> None:
     """Everything else goes on: the pods of before serve, follow the scale, and adopt hot fields."""
     world = World(manifest(replicas=2)).served()
-    world.groups_access = KindAccess.NOT_INSTALLED
+    world.groups_access = cluster_model.KindAccess.NOT_INSTALLED
     world.patch(**NODES, replicas=3)
     plan = world.settle()
     assert world.reason(C.SPEC_VALID) == "False/NotInstalled"
@@ -285,9 +276,9 @@ def test_a_cluster_without_leader_worker_sets_is_named() -> None:
     assert world.deployment()["spec"]["replicas"] == 3
     assert plan.requeue_after_s is not None
     assert plan.requeue_after_s <= 60
-    world.groups_access = KindAccess.SERVED
+    world.groups_access = cluster_model.KindAccess.SERVED
     world.settle()
-    assert (LEADER_WORKER_SET, NAME) in world.objects
+    assert (cluster_model.LEADER_WORKER_SET, NAME) in world.objects
 
 
 def test_pods_serve_until_groups_do() -> None:
@@ -301,10 +292,10 @@ def test_pods_serve_until_groups_do() -> None:
     world.settle()
     world.report()
     assert world.pace() == (2, 0, 2, 0)
-    assert (DEPLOYMENT, "chat") in world.objects
+    assert (cluster_model.DEPLOYMENT, "chat") in world.objects
     world.form()
     world.report()
-    assert (DEPLOYMENT, "chat") not in world.objects
+    assert (cluster_model.DEPLOYMENT, "chat") not in world.objects
     assert world.observed().status.nodes == 2
 
 
@@ -319,12 +310,12 @@ def test_groups_serve_until_pods_do() -> None:
     deployment["status"] = {"observedGeneration": deployment["metadata"]["generation"], **counts}
     world.report()
     assert world.deployment()["spec"]["replicas"] == 2
-    assert (LEADER_WORKER_SET, NAME) in world.objects
+    assert (cluster_model.LEADER_WORKER_SET, NAME) in world.objects
     world.add_pod("chat-newer", deployment["spec"]["template"])
     counts = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
     deployment["status"] = {"observedGeneration": deployment["metadata"]["generation"], **counts}
     world.report()
-    assert (LEADER_WORKER_SET, NAME) not in world.objects
+    assert (cluster_model.LEADER_WORKER_SET, NAME) not in world.objects
 
 
 def changing() -> Groups:
@@ -346,7 +337,7 @@ def test_replicas_0_stops_pods_next_to_a_held_group() -> None:
     world.pods.clear()
     world.form()
     world.settle()
-    assert (DEPLOYMENT, "chat") not in world.objects
+    assert (cluster_model.DEPLOYMENT, "chat") not in world.objects
 
 
 def test_pods_follow_the_scale_next_to_a_held_group() -> None:
@@ -371,7 +362,7 @@ def test_a_pause_keeps_the_kind_of_the_pods() -> None:
     """Groups were started and the Deployment deleted while Progressing said Paused."""
     world = Groups(manifest(replicas=2, draftPool=[], profiling={"mode": "Skip"}, rollout=ROLLING)).served()
     world.change(**NODES, paused=True)
-    assert (LEADER_WORKER_SET, NAME) not in world.objects
+    assert (cluster_model.LEADER_WORKER_SET, NAME) not in world.objects
     assert world.deployment()["spec"]["replicas"] == 2
     assert world.reason(C.PROGRESSING) == "False/Paused"
     world.change(paused=False)
@@ -384,26 +375,26 @@ def test_a_pause_keeps_pods_next_to_ready_groups() -> None:
     world.change(paused=True)
     world.form()
     world.settle()
-    assert (DEPLOYMENT, "chat") in world.objects
+    assert (cluster_model.DEPLOYMENT, "chat") in world.objects
     world.change(paused=False)
     world.form()
     world.settle()
-    assert (DEPLOYMENT, "chat") not in world.objects
+    assert (cluster_model.DEPLOYMENT, "chat") not in world.objects
 
 
 def test_a_foreign_set_of_the_name_is_left_alone() -> None:
     world = Groups(manifest(**NODES))
     metadata = {"name": NAME, "namespace": "default", "uid": "uid-theirs", "labels": {}}
-    foreign = {"kind": LEADER_WORKER_SET, "metadata": metadata, "spec": {"replicas": 7}}
-    world.objects[LEADER_WORKER_SET, NAME] = copy.deepcopy(foreign)
+    foreign = {"kind": cluster_model.LEADER_WORKER_SET, "metadata": metadata, "spec": {"replicas": 7}}
+    world.objects[cluster_model.LEADER_WORKER_SET, NAME] = copy.deepcopy(foreign)
     world.settle()
-    assert world.objects[LEADER_WORKER_SET, NAME] == foreign
+    assert world.objects[cluster_model.LEADER_WORKER_SET, NAME] == foreign
     assert world.reason(C.SPEC_VALID) == "False/NameConflict"
 
 
 @pytest.mark.parametrize(
     ("controller", "reason"),
-    [((LEADER_WORKER_SET, NAME), "True/Accepted"), (("SpeculativeService", NAME), "False/NameConflict")],
+    [((cluster_model.LEADER_WORKER_SET, NAME), "True/Accepted"), (("SpeculativeService", NAME), "False/NameConflict")],
 )
 def test_a_foreign_service_of_the_name_is_a_conflict(controller: tuple[str, str], reason: str) -> None:
     """LWS takes any Service of its name for the headless one: no pod had a name, and workers waited for a leader."""
@@ -415,7 +406,7 @@ def test_a_foreign_service_of_the_name_is_a_conflict(controller: tuple[str, str]
     assert world.reason(C.SPEC_VALID) == reason
     if reason.startswith("False"):
         assert "Service chat-nodes belongs to SpeculativeService chat-nodes" in world.condition(C.SPEC_VALID).message
-        assert (LEADER_WORKER_SET, NAME) not in world.objects
+        assert (cluster_model.LEADER_WORKER_SET, NAME) not in world.objects
         assert plan.requeue_after_s is not None
 
 
@@ -427,16 +418,19 @@ def test_pods_of_a_group_reach_each_other_under_the_policy() -> None:
     peers = ({"podSelector": {"matchLabels": {"app": "outrider"}}},)
     world = Groups(manifest(**NODES), settings=settings_with(admin_port_peers=peers))
     plan = world.reconcile()
-    (policy,) = find(plan, NETWORK_POLICY, lambda document: document["metadata"]["name"] == NAME)
+    (policy,) = find(plan, cluster_model.NETWORK_POLICY, lambda document: document["metadata"]["name"] == NAME)
     (rule,) = policy["spec"]["ingress"]
-    assert policy["spec"]["podSelector"]["matchLabels"][COMPONENT_LABEL] == WORKER
+    assert policy["spec"]["podSelector"]["matchLabels"][cluster_model.COMPONENT_LABEL] == cluster_model.WORKER
     world.settle()
-    leaders = world.objects[NETWORK_POLICY, "chat-admin-port"]["spec"]
+    leaders = world.objects[cluster_model.NETWORK_POLICY, "chat-admin-port"]["spec"]
     assert rule in leaders["ingress"]
     (members,) = rule["from"][0]["podSelector"]["matchExpressions"]
-    assert set(members["values"]) == {WORKER, leaders["podSelector"]["matchLabels"][COMPONENT_LABEL]}
+    assert set(members["values"]) == {
+        cluster_model.WORKER,
+        leaders["podSelector"]["matchLabels"][cluster_model.COMPONENT_LABEL],
+    }
     world.change(engine={})
-    world.objects.pop((LEADER_WORKER_SET, NAME))
+    world.objects.pop((cluster_model.LEADER_WORKER_SET, NAME))
     world.settle()
-    assert (NETWORK_POLICY, NAME) not in world.objects
-    assert rule not in world.objects[NETWORK_POLICY, "chat-admin-port"]["spec"]["ingress"]
+    assert (cluster_model.NETWORK_POLICY, NAME) not in world.objects
+    assert rule not in world.objects[cluster_model.NETWORK_POLICY, "chat-admin-port"]["spec"]["ingress"]
