@@ -42,8 +42,7 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
     """The happy path: the Job starts once the pods have nodes, its result is stored, then it goes."""
     world = World(manifest()).settled()
     assert world.jobs() == [], "serving pods are placed before a Job may take their room"
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert len(world.jobs()) == 1
     assert world.reason(C.PROFILES_READY) == "False/Profiling"
     world.measure(world.jobs()[0])
@@ -84,12 +83,10 @@ def test_a_draft_that_is_patched_in_is_measured_alone() -> None:
     """A Job measures only what is missing."""
     world = World(manifest()).served()
     world.change(draftPool=[PLD, EAGLE])
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     request = world.created_jobs[-1]
     assert (request.target, request.drafters) == (False, ("eagle",))
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
@@ -104,8 +101,7 @@ def test_three_products_get_three_jobs_and_annotated_pods() -> None:
     mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
     assert all(f"/etc/outrider/profiles/{p}" in mounts for p in products)
     assert not any("subPath" in mount for mount in mounts.values()), "a subPath mount would never be updated"
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert sorted(request.keys.product for request in world.created_jobs) == sorted(products)
     assert all(p["metadata"]["annotations"]["outrider.dev/product"] == "NVIDIA-H200" for p in world.pods.values())
 

@@ -22,8 +22,7 @@ def world() -> World:
     for name in ("chat", "mail"):
         world.serve(name)
     world.change(draftPool=[PLD, EAGLE])
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     return world
 
 

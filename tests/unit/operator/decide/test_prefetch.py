@@ -212,8 +212,7 @@ def test_download_that_ends_leaves_its_job_as_the_record() -> None:
     job(world).pop("status")
     world.job_pods[NAME]["status"]["phase"] = "Running"
     world.settle()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert phase(world) == "Complete"
 
 

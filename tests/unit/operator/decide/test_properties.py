@@ -132,8 +132,7 @@ def profiling() -> World:
         manifest(accelerator={"products": products}, profiling={"maxAge": "1h"}),
         nodes=tuple(gpu_node(p, p) for p in products),
     ).settled()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     first, second = world.jobs()
     world.finish_job(first, "oh no", exit_code=1)
     world.measure(second)

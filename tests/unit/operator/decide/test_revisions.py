@@ -99,8 +99,7 @@ def test_hot_order_is_kept_while_pods_of_another_order_serve() -> None:
     world.change(draftPool=[EAGLE, PLD, EAGLE | {"name": "third"}])
     world.settle()
     assert _hot_order(world) == ["eagle", "pld", "third"]
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert _hot_order(world) is None
 
 
@@ -293,8 +292,7 @@ def test_a_required_profile_holds_the_new_revision_back() -> None:
     world = World(manifest(profiling={"mode": "Required"})).settled()
     assert (DEPLOYMENT, "chat") not in world.objects
     assert world.reason(C.PROGRESSING) == "False/WaitingForProfile"
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     world.roll_out()
     first = world.revision()
     world.change(engine={"maxModelLen": 512}, replicas=3)
@@ -302,10 +300,8 @@ def test_a_required_profile_holds_the_new_revision_back() -> None:
     assert world.deployment()["spec"]["replicas"] == 3
     assert world.reason(C.PROGRESSING) == "False/WaitingForProfile"
     assert world.reason(C.UPDATED) == "False/WaitingForProfile"
-    world.roll_out()
-    world.settle()
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.replace_pods()
+    world.profile(world.jobs()[0])
     assert world.revision() != first
 
 
@@ -408,8 +404,7 @@ def test_a_lost_map_of_a_patient_revision_restarts_nothing() -> None:
     world = World(manifest()).settled()
     world.roll_out(ready=False)
     world.change(rollout={"progressDeadline": "90m"})
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     revision = world.revision()
     del world.objects[CONFIG_MAP, f"chat-{revision}"]
     world.settle()

@@ -138,8 +138,7 @@ def test_a_paused_service_is_behind_until_it_goes_on() -> None:
 def test_service_that_waits_for_a_new_images_profile_is_behind() -> None:
     """And it keeps the old image if the installation upgrades nothing any more meanwhile."""
     world = World(manifest(profiling={"mode": "Required"})).settled()
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     world.roll_out()
     world.settings = NEW.model_copy(update={"runtime_upgrade_percent": 100})
     world.settle()
@@ -151,6 +150,5 @@ def test_service_that_waits_for_a_new_images_profile_is_behind() -> None:
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
     world.settings = NEW.model_copy(update={"runtime_upgrade_percent": 100})
     world.settle()
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     assert (image(world), *images(world)) == ("outrider/runtime-cpu:2", *MOVED)

@@ -315,6 +315,16 @@ class World:
         self.report_states(name, **fields)
         return self.settle(name)
 
+    def replace_pods(self, **fields: Any) -> Plan:
+        """The Deployment's controller rolls out, and the operator reconciles until nothing changes."""
+        self.roll_out(**fields)
+        return self.settle()
+
+    def profile(self, job_name: str, **fields: Any) -> Plan:
+        """The Job measures, and the operator reconciles until nothing changes."""
+        self.measure(job_name, **fields)
+        return self.settle()
+
     def finish_job(self, job_name: str, message: str, *, exit_code: int = 0, reason: str = "Completed") -> None:
         """The Job's pod ends with `message` as its termination message."""
         job = self.objects[JOB, job_name]

@@ -26,8 +26,7 @@ def test_a_better_candidate_is_rolled_out() -> None:
     world.roll_out()
     world.report()
     assert world.phase == "Successful"
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert world.canary is None
     assert (CONFIG_MAP, f"{NAME}-hot") not in world.objects
     assert (CONFIG_MAP, f"chat-{candidate}c") not in world.objects
@@ -59,8 +58,7 @@ def test_a_failed_candidate_is_measured_against_another_stable() -> None:
     world.measure_arms(1000, LOSS)
     world.end_canary()
     world.change(draftPool=[PLD, HEAD], rollout={"strategy": "RollingUpdate", "maxSurge": 1})
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     world.report()
     stable = world.revision()
     world.change(draftPool=[PLD, EAGLE], rollout=CANARY)
@@ -92,8 +90,7 @@ def test_a_way_back_is_not_measured() -> None:
     stable = world.revision()
     world.measure_arms(1000, GAIN)
     world.end_canary()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert world.phase == "Successful"
     world.change(draftPool=[PLD])
     assert world.revision() == stable

@@ -208,6 +208,5 @@ def test_a_candidate_waits_for_a_profile_that_is_required() -> None:
     assert world.reasons() == ("False/WaitingForProfile", "False/WaitingForProfile")
     assert (world.revision(), world.canary) == (stable, None)
     (job,) = world.jobs()
-    world.measure(job)
-    world.settle()
+    world.profile(job)
     assert world.phase == "Starting"

@@ -281,8 +281,7 @@ def test_zero_replicas_are_legal() -> None:
     """Ready says ScaledToZero; everything is up to date."""
     world = World(manifest(replicas=0)).settled()
     assert world.deployment()["spec"]["replicas"] == 0
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert world.reason(C.READY) == "False/ScaledToZero"
     assert world.reason(C.AVAILABLE) == "True/ScaledToZero"
     assert world.reason(C.UPDATED) == "True/UpToDate"
@@ -293,12 +292,10 @@ def test_zero_replicas_are_legal() -> None:
 def test_first_pod_that_was_never_ready_is_a_stuck_rollout() -> None:
     """Made with no pods, then scaled to one whose image is not there: Progressing said Complete."""
     world = World(manifest(replicas=0)).settled()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     world.patch(replicas=1)
     world.reconcile()
-    world.roll_out(ready=False)  # the Deployment's controller is faster than the operator's next look
-    world.settle()
+    world.replace_pods(ready=False)  # the Deployment's controller is faster than the operator's next look
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
     (pod,) = world.pods.values()
     pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "no such"}}
@@ -312,8 +309,7 @@ def test_pods_that_no_service_leads_to_are_not_ready() -> None:
     world = World(manifest())
     world.refuse(lambda document: document["kind"] == KUBERNETES_SERVICE, "exceeded quota: services=0")
     world.settle()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert world.reason(C.AVAILABLE) == "True/EnoughReadyPods"
     assert world.reason(C.READY) == "False/NoReadyEndpoint"
     assert "no Service" in world.condition(C.READY).message
@@ -392,8 +388,7 @@ def test_revert_to_a_retained_replica_set_waits_for_its_pods() -> None:
     world.roll_out()
     world.report_states()
     world.settle()  # the gate opens
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert world.reason(C.PROGRESSING) == "False/Complete"
     world.change(engine=first.get("engine", {}))
     world.roll_out(ready=False)
@@ -441,8 +436,7 @@ def test_nothing_stands_still_under_a_spec_that_cannot_be_read() -> None:
     world = rolling(profiling={"mode": "Skip"})
     world.settle()
     world.patch(engine={"backend": "TensorRT"})
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert world.reason(C.PROGRESSING) == "Unknown/Pending"
     assert world.reason(C.READY) == "True/EndpointReady"
     assert len({condition.observed_generation for condition in world.observed().status.conditions}) == 1

@@ -18,8 +18,7 @@ FROM_BUCKET = {"name": "llama", "source": {"s3": {"uri": "s3://models/llama"}}}
 def pods(**spec: Any) -> list[Object]:
     """Specs of the serving pod and of the profiling pod."""
     world = World(manifest(**spec)).settled()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     kinds = {kind: document for (kind, _), document in world.objects.items()}
     return [kinds[kind]["spec"]["template"]["spec"] for kind in (DEPLOYMENT, JOB)]
 

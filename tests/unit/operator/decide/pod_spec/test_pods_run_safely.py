@@ -39,8 +39,7 @@ def test_where_the_platform_assigns_users_pods_name_none(kind: str) -> None:
     """OpenShift refuses a pod whose user or group is not of its namespace's range; it fills in what is absent."""
     for assigned in (False, True):
         world = World(manifest(), settings=settings_with(platform_assigns_user=assigned)).settled()
-        world.roll_out()
-        world.settle()
+        world.replace_pods()
         (child,) = [document for (result, _), document in world.objects.items() if result == kind]
         security = child["spec"]["template"]["spec"]["securityContext"]
         assert security["runAsNonRoot"] is True

@@ -74,8 +74,7 @@ def test_a_reprofile_request_measures_everything_again_once() -> None:
     assert world.created_jobs[-1].target
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
     world.now += 60
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     assert len(world.created_jobs) == 2
     assert world.observed().status.profiles[0].profiled_at == rfc3339(world.now)
 
@@ -83,8 +82,7 @@ def test_a_reprofile_request_measures_everything_again_once() -> None:
 def test_draft_of_another_vocabulary_is_named_rest_is_used() -> None:
     """VocabularyMismatch names the drafter; target and prompt lookup are stored."""
     world = started(draftPool=[PLD, EAGLE])
-    world.measure(world.jobs()[0], failing={"eagle": "VocabularyMismatch"})
-    world.settle()
+    world.profile(world.jobs()[0], failing={"eagle": "VocabularyMismatch"})
     ready = world.condition(C.PROFILES_READY)
     assert (ready.status, ready.reason) == ("False", "VocabularyMismatch")
     assert "eagle" in ready.message
@@ -140,8 +138,7 @@ def test_job_is_replaced_if_settings_change_before_it_starts() -> None:
     world = started()
     first = world.objects[JOB, world.jobs()[0]]["metadata"]["uid"]
     world.change(accelerator={"products": ["cpu"], "tolerations": [{"operator": "Exists"}]})
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert [world.objects[JOB, job]["metadata"]["uid"] for job in world.jobs()] != [first]
     assert len(world.created_jobs) == 2
 
@@ -212,15 +209,13 @@ def test_job_that_ended_by_a_blip_is_tried_again() -> None:
         assert world.jobs() == []
         world.now += 120
         world.settle()
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
 def test_hub_that_was_away_is_no_verdict_on_a_model() -> None:
     world = started(draftPool=[PLD, EAGLE])
-    world.measure(world.jobs()[0], failing={"eagle": "HubUnavailable"})
-    world.settle()
+    world.profile(world.jobs()[0], failing={"eagle": "HubUnavailable"})
     assert world.jobs() == []
     world.now += FIRST_RETRY_S + 1
     world.settle()

@@ -51,8 +51,7 @@ def test_one_measurement_serves_the_cluster() -> None:
     tenant = world_of("tenant", shared)
     tenant.settle()
     assert tenant.reason(C.PROFILES_READY) == "True/Profiled"
-    tenant.roll_out()
-    tenant.settle()
+    tenant.replace_pods()
     assert tenant.created_jobs == []
 
 
@@ -103,8 +102,7 @@ def test_a_draft_of_a_claim_is_measured_in_each_namespace() -> None:
     assert len(read_store(document).drafters) == 1
     tenant = world_of("tenant", shared, draftPool=[PLD, draft])
     tenant.settle()
-    tenant.roll_out()
-    tenant.settle()
+    tenant.replace_pods()
     (measured,) = tenant.created_jobs
     assert (measured.target, measured.drafters) == (False, ("eagle",))
 
@@ -122,8 +120,7 @@ def test_a_job_of_the_platform_is_waited_for() -> None:
     """Two namespaces that ask in the same minute make one measurement."""
     world = world_of("platform")
     world.settle()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     tenant = world_of("tenant")
     tenant.measured_elsewhere = frozenset(world.jobs())
     tenant.settle()
@@ -138,8 +135,7 @@ def test_of_two_jobs_that_began_at_once_the_later_goes() -> None:
     """Each of two namespaces saw no Job of the other when it made its own, and both measured."""
     second = world_of("second")
     second.settle()
-    second.roll_out()
-    second.settle()
+    second.replace_pods()
     (job,) = second.jobs()
     second.measured_elsewhere = frozenset({job})
     second.settle()
@@ -151,8 +147,7 @@ def test_a_job_that_runs_measures_to_its_end() -> None:
     """Its accelerator is taken already."""
     second = world_of("second")
     second.settle()
-    second.roll_out()
-    second.settle()
+    second.replace_pods()
     (job,) = second.jobs()
     second.job_pods[job] = {
         "metadata": {"name": f"{job}-x", "labels": {"batch.kubernetes.io/job-name": job}},
@@ -166,8 +161,7 @@ def test_a_job_that_runs_measures_to_its_end() -> None:
 def test_a_job_that_waits_for_room_goes_once_others_measured() -> None:
     tenant = world_of("tenant")
     tenant.settle()
-    tenant.roll_out()
-    tenant.settle()
+    tenant.replace_pods()
     assert len(tenant.jobs()) == 1
     tenant.shared = shared_by_platform()
     tenant.settle()
@@ -219,14 +213,12 @@ UPGRADED = settings_with(runtime_image_cpu="outrider/runtime-cpu:2", runtime_eng
 def upgraded(engine_version: str, **fields: Any) -> World:
     """A service that was measured, then moves to the next release's image, whose engine is vLLM 0.32.0."""
     world = started(draftPool=[PLD, EAGLE])
-    world.measure(world.jobs()[0], engine_version=engine_version)
-    world.settle()
+    world.profile(world.jobs()[0], engine_version=engine_version)
     world.report()
     world.created_jobs.clear()
     world.settings = UPGRADED.model_copy(update={"runtime_upgrade_percent": 100, **fields})
     world.settle()
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     return world
 
 
@@ -249,8 +241,7 @@ def test_an_image_of_the_users_own_is_measured() -> None:
     """Nothing says which engine is in it."""
     world = upgraded("0.32.0")
     world.change(podTemplate={"image": "mine:1"})
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert [name for kind, name in world.objects if kind == JOB]
 
 

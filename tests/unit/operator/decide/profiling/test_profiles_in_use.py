@@ -30,8 +30,7 @@ def test_stale_profile_serves_while_it_is_measured_again() -> None:
     world.settle()
     assert world.reason(C.PROFILES_READY) == "False/Stale"
     assert world.observed().status.profiles[0].stale
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
@@ -63,10 +62,8 @@ def test_old_drafter_of_another_service_leaves_profile_fresh() -> None:
     world.now += 20 * 3600
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "a"}
     world.change(draftPool=[PLD])
-    world.roll_out()
-    world.settle()
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.replace_pods()
+    world.profile(world.jobs()[0])
     world.now += 6 * 3600
     world.settle()
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
@@ -75,8 +72,7 @@ def test_old_drafter_of_another_service_leaves_profile_fresh() -> None:
 def test_a_noisy_profile_is_used_and_named() -> None:
     """Noisy: the spread of one shape says that the machine was busy."""
     world = started()
-    world.measure(world.jobs()[0], spread_percent=60.0)
-    world.settle()
+    world.profile(world.jobs()[0], spread_percent=60.0)
     assert world.reason(C.PROFILES_READY) == "False/Noisy"
 
 
@@ -136,8 +132,7 @@ def test_foreign_file_in_a_profile_does_not_block_new_results() -> None:
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "again"}
     world.settle()
     (job,) = world.jobs()
-    world.measure(job)
-    world.settle()
+    world.profile(job)
     stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
     assert stored.keys() == {"target.json", own}
     assert world.jobs() == []

@@ -73,12 +73,10 @@ def test_a_job_that_finds_no_room_means_learning() -> None:
 def test_serving_pod_on_cpu_starts_before_measurement() -> None:
     """They share the cores: the pod is ready sooner, and the Job measures the model, not the other's start."""
     world = World(manifest()).settled()
-    world.roll_out(ready=False)
-    world.settle()
+    world.replace_pods(ready=False)
     assert world.jobs() == []
     assert world.reason(C.PROFILES_READY) == "False/WaitingForServingPod"
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert len(world.jobs()) == 1
 
 
@@ -90,8 +88,7 @@ def test_new_draft_is_measured_after_the_new_pods_start() -> None:
     deployment["status"] |= {"observedGeneration": deployment["metadata"]["generation"], "updatedReplicas": 0}
     world.settle()
     assert world.jobs() == []
-    world.roll_out()
-    world.settle()
+    world.replace_pods()
     assert len(world.jobs()) == 1
 
 
@@ -199,14 +196,11 @@ def test_a_fallback_product_without_a_node_blocks_nothing(mode: str) -> None:
     """ProfilesReady was NoMatchingNode for ever; with Required there was no Deployment, and a Job ordered a node."""
     world = World(manifest(**FALLBACK, profiling={"mode": mode}), nodes=(gpu_node("a", "H100"),)).settled()
     if mode == "Auto":
-        world.roll_out()
-        world.settle()
+        world.replace_pods()
     (job,) = world.jobs()
     assert world.created_jobs[0].keys.product == "H100"
-    world.measure(job)
-    world.settle()
-    world.roll_out()
-    world.settle()
+    world.profile(job)
+    world.replace_pods()
     assert not world.jobs()
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
     assert "No node has H200" in world.condition(C.PROFILES_READY).message
@@ -243,8 +237,7 @@ def _measured_on(mode: str, *names: str) -> World:
     nodes = tuple(map(_with_hostname, names))
     world = World(manifest(accelerator=accelerator, profiling={"mode": mode}), nodes=nodes).settled()
     if mode == "Auto":
-        world.roll_out()
-        world.settle()
+        world.replace_pods()
     return world
 
 

@@ -136,8 +136,7 @@ def test_a_measurement_that_cannot_be_stored_is_no_profile() -> None:
     world.roll_out()
     world.report()
     world.refuse(is_profile, 'configmaps "outrider-profile" already exists')
-    world.measure(world.jobs()[0])
-    world.settle()
+    world.profile(world.jobs()[0])
     assert world.reason(C.PROFILES_READY) == "False/ChildRejected"
     assert "already exists" in world.condition(C.PROFILES_READY).message
     assert world.jobs(), "what it measured would be lost"
