@@ -21,8 +21,8 @@ import numpy as np
 from outrider_crds.counters import DrafterCounters
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_crds.runtime_state import ServiceCounters
-from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.demand import Load, capacity, load_of
+from outrider_operator.figure_windows import WindowCounts
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.state import ACCEPTED

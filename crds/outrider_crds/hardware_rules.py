@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outrider_crds.engine_rules import EXECUTOR, cel_sets_none
+from outrider_crds.pod_template import Toleration
 from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.rule import Rule, label_keys, rules_on
-from outrider_crds.scheduling import Toleration
 from outrider_crds.spec import CPU_PRODUCT, Accelerator, Backend, ProfilingMode, SpeculativeServiceSpec
 
 _ON_CPU = f"'{CPU_PRODUCT}' in self.accelerator.products"

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from outrider_crds.lora_adapters import AdapterFolder, AdapterSource, AdapterVolume
-from outrider_crds.model_sources import (
-    CABundle,
-    HostPathSource,
-    ModelCache,
-    ModelRef,
-    ModelSource,
-    OciSource,
-    PvcSource,
-)
+from outrider_crds import model_sources
+from outrider_crds.model_sources import AdapterFolder, AdapterSource, AdapterVolume
 from outrider_crds.pod_template import HostPathVolume
 from outrider_crds.rule import Rule, exactly_one, inside, rules_on
 from outrider_crds.spec import SpeculativeServiceSpec
 
 MODEL_RULES: tuple[Rule, ...] = (
-    exactly_one(ModelSource, "source", "keep the one that the weights come from"),
-    exactly_one(CABundle, "caBundle", "keep the one with the certificates"),
-    exactly_one(ModelCache, "modelCache", "keep one"),
+    exactly_one(model_sources.ModelSource, "source", "keep the one that the weights come from"),
+    exactly_one(model_sources.CABundle, "caBundle", "keep the one with the certificates"),
+    exactly_one(model_sources.ModelCache, "modelCache", "keep one"),
     exactly_one(AdapterVolume, "volume", "keep the one with the adapters"),
     exactly_one(AdapterSource, "source of an adapter", "keep the one that it comes from"),
-    inside(PvcSource, "inside the volume"),
-    inside(OciSource, "inside the image"),
-    inside(HostPathSource, "on the node"),
+    inside(model_sources.PvcSource, "inside the volume"),
+    inside(model_sources.OciSource, "inside the image"),
+    inside(model_sources.HostPathSource, "on the node"),
     inside(HostPathVolume, "on the node"),
     inside(AdapterFolder, "inside engine.lora.volume"),
     Rule(
-        ModelRef,
+        model_sources.ModelRef,
         ".revision",
         "!has(self.revision) || has(self.source.hub)",
         "revision is read from the hub only: remove it, or use source.hub",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +15,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from outrider_crds.base import KubernetesModel, MapList
-from outrider_crds.names import HostFolder, Image, MountPath, VariableName
+from outrider_crds.names import HostFolder, Image, LabelKey, LabelValue, MountPath, VariableName
 from outrider_crds.quantity import Quantity
 
 Block = dict[str, Any]
@@ -111,3 +112,22 @@ class PodTemplate(OpenModel):
     """Mounts of the runtime container."""
     image: Image | None = None
     """Runtime image; the release's own when absent."""
+
+
+class TaintEffect(StrEnum):
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(KubernetesModel):
+    key: LabelKey | None = None
+    """Taint key. Absent: every key; operator must then be Exists."""
+    operator: Literal["Exists", "Equal"] | None = None
+    """Equal (the default) compares the value; Exists takes any."""
+    value: LabelValue | None = None
+    """Taint value; for Equal."""
+    effect: TaintEffect | None = None
+    """Taint effect. Absent: every effect."""
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Seconds that a NoExecute taint is tolerated. Absent: for ever."""

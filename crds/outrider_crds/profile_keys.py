@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from outrider_crds.base import Model, digest
 from outrider_crds.draft_pool import DrafterSpec
-from outrider_crds.lora_adapters import Lora
+from outrider_crds.model_sources import Lora
 from outrider_crds.names import Product
 from outrider_crds.pod_template import PodTemplate, Resources
 from outrider_crds.profile import PROFILE_SCHEMA

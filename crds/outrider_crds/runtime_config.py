@@ -16,8 +16,7 @@ from pydantic_core import PydanticCustomError
 from outrider_crds.base import MapList, Model, Percent, digest
 from outrider_crds.contract import Contract
 from outrider_crds.draft_pool import DrafterSpec
-from outrider_crds.lora_adapters import AdapterSpec, AdapterVolume
-from outrider_crds.model_sources import ModelRef, ModelSource
+from outrider_crds.model_sources import AdapterSpec, AdapterVolume, ModelRef, ModelSource
 from outrider_crds.profile_keys import ProfileKeys, profile_keys
 from outrider_crds.spec import (
     MOST_PRODUCTS,

@@ -13,12 +13,19 @@ from pydantic import Field
 
 from outrider_crds.base import Duration, MapList, Model, Percent
 from outrider_crds.draft_pool import MOST_DRAFT_TOKENS, DrafterSpec
-from outrider_crds.lora_adapters import MOST_ADAPTERS, AdapterSpec, Lora
-from outrider_crds.model_sources import CABundle, EmptyDirCache, ModelCache, ModelRef, SecretKeyRef
+from outrider_crds.model_sources import (
+    MOST_ADAPTERS,
+    AdapterSpec,
+    CABundle,
+    EmptyDirCache,
+    Lora,
+    ModelCache,
+    ModelRef,
+    SecretKeyRef,
+)
 from outrider_crds.names import LabelKey, Labels, Name, ObjectName, Product, ResourceName, ServedName
-from outrider_crds.pod_template import EnvVar, PodTemplate
+from outrider_crds.pod_template import EnvVar, PodTemplate, Toleration
 from outrider_crds.rollout_settings import Rollout
-from outrider_crds.scheduling import Toleration
 
 API_GROUP = "outrider.dev"
 API_VERSION = "v1alpha1"

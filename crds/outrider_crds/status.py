@@ -8,7 +8,7 @@ from pydantic import Field
 
 from outrider_crds.base import MapList, Model
 from outrider_crds.conditions import Condition
-from outrider_crds.lora_adapters import MOST_ADAPTERS
+from outrider_crds.model_sources import MOST_ADAPTERS
 from outrider_crds.rollout_status import RevisionStatus, RolloutStatus
 from outrider_crds.texts import Message, Text
 

@@ -15,12 +15,13 @@ from typing import Any
 from outrider_crds.conditions import Condition
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.rules import violations
-from outrider_crds.runtime_state import RuntimeState, ServiceCounters
+from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import SpeculativeServiceStatus
 from pydantic import ValidationError
 
 from outrider_operator.configuration import OperatorSettings as OperatorSettings
+from outrider_operator.figure_windows import FigureWindows
 
 Object = dict[str, Any]
 
@@ -78,30 +79,6 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Object, ...] = ()
     allocatable: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WindowCounts:
-    """What the pods of a service counted in one window. Pods and Prometheus give the same."""
-
-    window_s: float
-    pods_answered: int = 0
-    pods_ready: int = 0
-    gained: ServiceCounters = field(default_factory=ServiceCounters)
-    """Growth in the window."""
-    rare: ServiceCounters = field(default_factory=ServiceCounters)
-    """Growth in a longer window that ends with it, without classes and adapters: one window has few probes, and few
-    trials of a drafter that does not pay."""
-
-
-@dataclass(frozen=True)
-class FigureWindows:
-    """The window that ends now and the one before it; None without enough samples."""
-
-    current: WindowCounts | None = None
-    previous: WindowCounts | None = None
-    error: str = ""
-    """Sentence about why there are no figures, such as "Prometheus does not answer"; empty if there are any."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +160,7 @@ class Observed:
     are there."""
     groups_access: KindAccess = KindAccess.UNKNOWN
     """SERVED where `children` have the service's LeaderWorkerSet, if it is there."""
-    figures: FigureWindows = FigureWindows()
+    figures: FigureWindows = field(default_factory=FigureWindows)
     refusals: tuple[ApiRefusal, ...] = ()
     """Writes that were refused recently, for this generation of the service."""
     replica_rivals: tuple[str, ...] = ()

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from outrider_crds.base import seconds
 from outrider_crds.draft_pool import DrafterSpec
-from outrider_crds.lora_adapters import AdapterVolume, Lora
 from outrider_crds.manifest import ManifestError, load_manifest
-from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
+from outrider_crds.model_sources import AdapterVolume, HostPathSource, Lora, ModelRef, ModelSource
 from outrider_crds.runtime_config import BootConfig, HotConfig, boot_config, hot_config
 from outrider_crds.service import SpeculativeService
 

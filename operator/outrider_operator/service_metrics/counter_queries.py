@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider_crds import counters
 from outrider_crds.counter_sums import Counters
-from outrider_crds.lora_adapters import MOST_ADAPTERS
 from outrider_crds.metrics import MetricSpec, metric_of
+from outrider_crds.model_sources import MOST_ADAPTERS
 
 from outrider_operator.decide.figures.windows import OF_EVERY_REVISION
 from outrider_operator.validation.reports import SERVICE_LABELS

@@ -13,7 +13,7 @@ from outrider_crds.spec import MetricsSource
 
 from outrider_operator.cluster.cache import Key, ObjectCache
 from outrider_operator.cluster.serving_pods import ServingPods
-from outrider_operator.cluster_model import CANARY_TRACK, GROUPS_LABEL, TRACK_LABEL, FigureWindows, Object
+from outrider_operator.cluster_model import CANARY_TRACK, GROUPS_LABEL, TRACK_LABEL, Object
 from outrider_operator.decide.desired.revisions import revision_in
 from outrider_operator.decide.figures.windows import (
     History,
@@ -26,6 +26,7 @@ from outrider_operator.decide.figures.windows import (
 )
 from outrider_operator.decide.pods.pod_states import revision_of
 from outrider_operator.decide.status_changes import FIGURES_EVERY_S
+from outrider_operator.figure_windows import FigureWindows
 from outrider_operator.kinds import DEPLOYMENT, SERVICE
 from outrider_operator.service_metrics.pod_polls import PodStates, StateEndpoint
 from outrider_operator.service_metrics.prometheus import PrometheusFigures

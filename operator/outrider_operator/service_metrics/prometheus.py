@@ -26,8 +26,8 @@ from outrider_crds.counters import (
 from outrider_crds.runtime_state import ServiceCounters
 
 from outrider_operator.cluster.cache import Key
-from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.figures.windows import RARE_WINDOWS
+from outrider_operator.figure_windows import FigureWindows, WindowCounts
 from outrider_operator.service_metrics.counter_queries import (
     BOUNDS_S,
     BY_SERVICE,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider_crds.lora_adapters import AdapterRepository, AdapterSource, Lora
+from outrider_crds.model_sources import AdapterRepository, AdapterSource, Lora
 from outrider_crds.runtime_config import adapters_folder
 
 from outrider_runtime.bucket import SCHEME, pull

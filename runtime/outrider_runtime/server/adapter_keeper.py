@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from outrider_crds.lora_adapters import AdapterSource, AdapterSpec
+from outrider_crds.model_sources import AdapterSource, AdapterSpec
 from outrider_crds.runtime_config import HotConfig
 from outrider_crds.runtime_state import AdapterState
 from pydantic import ValidationError

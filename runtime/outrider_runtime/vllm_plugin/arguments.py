@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod
-from outrider_crds.lora_adapters import MOST_ADAPTERS, Lora
-from outrider_crds.model_sources import ModelRef
+from outrider_crds.model_sources import MOST_ADAPTERS, Lora, ModelRef
 from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
 from outrider_crds.spec import Dtype
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_crds.lora_adapters import AdapterFolder, AdapterSource, AdapterVolume, Lora
-from outrider_crds.model_sources import HostPathSource
+from outrider_crds.model_sources import AdapterFolder, AdapterSource, AdapterVolume, HostPathSource, Lora
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
 
 from tests.engine.bucket_server import bucket
@@ -82,7 +81,7 @@ def test_a_folder_that_is_missing_is_named_as_in_the_manifest(files: AdapterFile
 ASK = """
 import json, sys
 from pathlib import Path
-from outrider_crds.lora_adapters import AdapterSource, Lora
+from outrider_crds.model_sources import AdapterSource, Lora
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
 
 files = AdapterFiles(Lora(), mounted=True, copies=Path(sys.argv[1]))

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from outrider_crds.lora_adapters import AdapterFolder, AdapterSource, AdapterSpec, AdapterVolume, Lora
-from outrider_crds.model_sources import HostPathSource
+from outrider_crds.model_sources import AdapterFolder, AdapterSource, AdapterSpec, AdapterVolume, HostPathSource, Lora
 from outrider_crds.runtime_config import HotConfig
 from outrider_runtime.server import adapter_keeper
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError

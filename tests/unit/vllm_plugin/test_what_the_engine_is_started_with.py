@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from outrider_crds.draft_pool import DrafterSpec
-from outrider_crds.lora_adapters import Lora
+from outrider_crds.model_sources import Lora
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Engine

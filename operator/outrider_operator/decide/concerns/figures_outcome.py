@@ -11,7 +11,6 @@ from outrider_crds.runtime_state import AdapterState, RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import AdapterStatus
 
-from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.concerns.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.desired.service_world import ServiceWorld
 from outrider_operator.decide.figures import status_figures
@@ -21,6 +20,7 @@ from outrider_operator.decide.figures.status_figures import summary
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true, unknown
 from outrider_operator.decide.pods.unreachable_pods import explained
+from outrider_operator.figure_windows import WindowCounts
 from outrider_operator.validation.reading import cut, name_of
 
 

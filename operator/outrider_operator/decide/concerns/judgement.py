@@ -12,10 +12,10 @@ from outrider_crds.conditions import ConditionReason, ConditionStatus, Condition
 from outrider_crds.profile import DrafterProfile, ProfileExecutionMode, ProfileStepCost, TargetProfile
 from outrider_crds.spec import SLOClassSpec, SpeculationMode, SpeculativeServiceSpec
 
-from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures import samples
 from outrider_operator.decide.outcome import Verdict, false, true, unknown
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.figure_windows import WindowCounts
 
 _STILL_USED_SHARE = 0.025
 """Lower threshold for a condition that is True: a load near the crossover must not flip it at every reconcile."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from outrider_crds.conditions import Condition, ConditionType, find_condition
 from outrider_crds.rules import violations
 from outrider_crds.runtime_config import CONFIG_KEY, HotConfig
 from outrider_crds.runtime_state import RuntimeState
@@ -119,10 +118,6 @@ class ServiceWorld:
             return frozenset(products)
         tolerations = self.pods.tolerations
         return frozenset(name for name in products if has_node(self.observed.nodes, spec, name, tolerations))
-
-    def last_condition(self, kind: ConditionType) -> Condition | None:
-        """The condition in the last status."""
-        return find_condition(self.observed.status.conditions, kind)
 
     def _pods(self, deployment: Object | None, *, is_canary: bool) -> Pods:
         observed = self.observed

@@ -16,9 +16,9 @@ from outrider_crds.runtime_state import ServiceCounters
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import DemandStatus
 
-from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, three_digits
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.figure_windows import WindowCounts
 
 _MOST_REQUESTS = 256
 """Largest batch for profiles of older releases, which do not record theirs."""

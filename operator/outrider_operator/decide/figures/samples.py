@@ -14,7 +14,7 @@ from outrider_crds.counters import SpeedupCounters
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.status import SpeculativeServiceStatus
 
-from outrider_operator.cluster_model import FigureWindows, WindowCounts
+from outrider_operator.figure_windows import FigureWindows, WindowCounts
 
 
 def three_digits(value: float) -> str:

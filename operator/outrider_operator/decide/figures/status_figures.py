@@ -10,7 +10,6 @@ from outrider_crds.runtime_state import DrafterReport
 from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import DraftStatus, GoodputStatus, SLOClassStatus, Summary
 
-from outrider_operator.cluster_model import WindowCounts
 from outrider_operator.decide.figures.samples import (
     LEAST_TOKENS,
     USED_SHARE,
@@ -26,6 +25,7 @@ from outrider_operator.decide.figures.samples import (
     used_share,
 )
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.figure_windows import WindowCounts
 
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from outrider_crds.runtime_state import RuntimeState, ServiceCounters
 
-from outrider_operator.cluster_model import FigureWindows, Object, WindowCounts
+from outrider_operator.cluster_model import Object
+from outrider_operator.figure_windows import FigureWindows, WindowCounts
 from outrider_operator.validation.reading import items, text
 
 Names = Mapping[str, frozenset[str]]

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from outrider_crds.runtime_config import ADMIN_PORT
 
-from outrider_operator.cluster_model import MANAGED_BY_LABEL, MANAGER, FigureWindows, Object
+from outrider_operator.cluster_model import MANAGED_BY_LABEL, MANAGER, Object
+from outrider_operator.figure_windows import FigureWindows
 from outrider_operator.validation.reading import cut, items, label, mapping, name_of
 
 _REMEDY = "let the operator's pods reach port 9000, or install the chart with servingNetworkPolicy.enabled=true"

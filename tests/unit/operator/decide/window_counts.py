@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider_crds.counters import AdapterCounters, DrafterCounters, HistogramState, SLOClassCounters, SpeedupCounters
 from outrider_crds.runtime_state import ServiceCounters
-from outrider_operator.cluster_model import WindowCounts
+from outrider_operator.figure_windows import WindowCounts
 
 
 def window_counts(

@@ -26,7 +26,6 @@ from outrider_operator.cluster_model import (
     SERVICE_LABEL,
     SHARED_PROFILE,
     ApiRefusal,
-    FigureWindows,
     KindAccess,
     Node,
     Object,
@@ -36,6 +35,7 @@ from outrider_operator.cluster_model import (
 from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.decide.profiling.measurement_request import MeasurementRequest, request_of
+from outrider_operator.figure_windows import FigureWindows
 from outrider_operator.plan import Plan, component_of, fingerprint
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.lora_adapters import MOST_ADAPTERS
+from outrider_crds.model_sources import MOST_ADAPTERS
 from outrider_crds.runtime_state import RuntimeState
 from outrider_crds.spec import MOST_SLO_CLASSES
 from outrider_operator.validation.reading import InvalidInput

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from outrider_crds.conditions import ConditionType
-from outrider_crds.lora_adapters import AdapterVolume
+from outrider_crds.model_sources import AdapterVolume
 from outrider_crds.runtime_config import HotConfig, adapters_folder
 from outrider_crds.runtime_state import AdapterState
-from outrider_operator.cluster_model import FigureWindows
+from outrider_operator.figure_windows import FigureWindows
 
 from tests.unit.operator.decide.window_counts import adapter as counted
 from tests.unit.operator.decide.window_counts import window_counts

@@ -11,9 +11,9 @@ from outrider_crds.runtime_state import (
     DrafterMemory,
     DrafterReport,
 )
-from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide import decide
 from outrider_operator.decide.status_changes import status_write
+from outrider_operator.figure_windows import FigureWindows, WindowCounts
 
 from tests.unit.operator.decide.window_counts import drafter, slo_class, window_counts
 from tests.unit.operator.decide.world import SETTINGS, World, manifest

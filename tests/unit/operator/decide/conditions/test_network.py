@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from outrider_crds.conditions import ConditionType as C
-from outrider_operator.cluster_model import NETWORK_POLICY, FigureWindows, Object, ServiceIdentity
+from outrider_operator.cluster_model import NETWORK_POLICY, Object, ServiceIdentity
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pods.unreachable_pods import why_unreachable
 from outrider_operator.decide.workloads.children import network_policy
+from outrider_operator.figure_windows import FigureWindows
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest, settings_with
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from outrider_crds.conditions import ConditionType as C
-from outrider_operator.cluster_model import DEPLOYMENT, KUBERNETES_SERVICE, FigureWindows, Object
+from outrider_operator.cluster_model import DEPLOYMENT, KUBERNETES_SERVICE, Object
 from outrider_operator.decide.pods.pod_states import LOOK_AGAIN_S
+from outrider_operator.figure_windows import FigureWindows
 
 from tests.unit.operator.decide.world import World, manifest, rfc3339, unschedulable
 

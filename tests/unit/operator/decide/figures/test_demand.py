@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 from outrider_crds.profile import ProfileExecutionMode, ProfileStepCost, TargetProfile
-from outrider_operator.cluster_model import FigureWindows, WindowCounts
 from outrider_operator.decide.figures.demand import Capacity, Load, Slopes, capacity, load_of
+from outrider_operator.figure_windows import FigureWindows, WindowCounts
 from outrider_operator.operator_metrics.status_metrics import DEMAND, DEMAND_LABELS, ServiceStatusMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from outrider_crds.counters import TPOT_BUCKETS_S, AdapterCounters, HistogramState, SpeedupCounters
 from outrider_crds.runtime_state import AdapterState, DrafterReport, RuntimeState, ServiceCounters, SLOClassState
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_operator.cluster_model import FigureWindows
 from outrider_operator.decide.figures import windows
 from outrider_operator.decide.figures.samples import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status_figures import slo_classes
+from outrider_operator.figure_windows import FigureWindows
 
 from tests.unit.operator.decide.world import START, World, manifest
 
