@@ -27,7 +27,7 @@ import numpy as np
 from outrider_runtime.control.acceptance import PRIOR, Acceptance, factor_of, with_factor
 from outrider_runtime.control.batch import Floats, Ints
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
-from outrider_runtime.simulate.recording import Recording, lifted, shipped, shipped_with_block_head
+from outrider_runtime.simulate.recording import Recording, lift, load_shipped, load_shipped_with_block_head
 
 from tests.unit.control import columns
 
@@ -184,13 +184,13 @@ def _calibration_error(chances: Floats, happened: np.ndarray) -> float:
 
 
 def drafters() -> dict[str, tuple[Recording, str]]:
-    recorded, block = shipped(), shipped_with_block_head()
+    recorded, block = load_shipped(), load_shipped_with_block_head()
     return {
         "prompt lookup": (recorded, "lookup"),
         "draft model": (recorded, "draft"),
         "EAGLE-3 head": (recorded, "eagle"),
-        "EAGLE-3 head, lifted to 0.7": (lifted(recorded, 0.7, 1), "eagle"),
-        "draft model, lifted to 0.9": (lifted(recorded, 0.9, 1), "draft"),
+        "EAGLE-3 head, lifted to 0.7": (lift(recorded, 0.7, 1), "eagle"),
+        "draft model, lifted to 0.9": (lift(recorded, 0.9, 1), "draft"),
         "block head": (block, "block"),
     }
 

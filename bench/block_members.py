@@ -37,7 +37,7 @@ from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
 from outrider_runtime.control.step_times import Shape
 from outrider_runtime.simulate.replay.engine import ReplayEngine
-from outrider_runtime.simulate.replay.fitted_profile import fitted
+from outrider_runtime.simulate.replay.fitted_profile import fit_profile
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import BlockPass, Passes
 
@@ -218,7 +218,7 @@ def profiled(name: str) -> list[dict[str, Any]]:
     assert isinstance(head, Passes)
     block = Drafter(BLOCK, needs_kv=True, needs_hidden=True)
     hosting = replace(world, drafters={BLOCK: BlockPass(head, 1 + LAYERS)})
-    model = fitted(hosting, [block], np.random.default_rng(0))
+    model = fit_profile(hosting, [block], np.random.default_rng(0))
     feeding, step = model.drafters[BLOCK].first_pass, model.target[ExecutionMode.UNIFORM]
     rows = []
     for requests in PROFILED_BATCHES:

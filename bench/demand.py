@@ -28,11 +28,11 @@ from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.state import ACCEPTED
 from outrider_runtime.simulate import service_manifest
 from outrider_runtime.simulate.comparison import OURS, policies
-from outrider_runtime.simulate.load import LoadOptions, at_rate
+from outrider_runtime.simulate.load import LoadOptions, draw_poisson_load
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
-from outrider_runtime.simulate.replay.fitted_profile import REQUESTS, fitted
+from outrider_runtime.simulate.replay.fitted_profile import REQUESTS, fit_profile
 from outrider_runtime.simulate.replay.workload import Lengths
-from outrider_runtime.simulate.simulated_deployment import Deployment, deployed, on_system
+from outrider_runtime.simulate.simulated_deployment import Deployment, deploy, find_world
 
 RESULTS = Path(__file__).parent / "results" / "demand.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "demand.png"
@@ -67,7 +67,7 @@ class Pod:
 
     def __init__(self, seed: int) -> None:
         service = service_manifest.read(MANIFEST)
-        self.deployment: Deployment = deployed(service, on_system(service, SYSTEM), {})
+        self.deployment: Deployment = deploy(service, find_world(service, SYSTEM), {})
         self._seed = seed
         self._policy = policies(self.deployment, seed, statics=False)[OURS]
         self.profile = _profile(self.deployment, seed)
@@ -79,13 +79,13 @@ class Pod:
             deployment.world, deployment.recording, deployment.drafters, deployment.limits, confidences=False,
             device_ranks=deployment.world.takes_any_lengths,
         )  # fmt: skip
-        engine = ReplayEngine(setting, at_rate(deployment, options, rate_per_s), self._policy())
+        engine = ReplayEngine(setting, draw_poisson_load(deployment, options, rate_per_s), self._policy())
         engine.run()
         return engine
 
 
 def _profile(deployment: Deployment, seed: int) -> TargetProfile:
-    model = fitted(deployment.world, deployment.drafters, np.random.default_rng([seed, 0]))
+    model = fit_profile(deployment.world, deployment.drafters, np.random.default_rng([seed, 0]))
     cost = ProfileStepCost(**asdict(model.target[ExecutionMode.UNIFORM]))
     return TargetProfile(
         key="ab", model=deployment.service.target, product=SYSTEM, costs={ProfileExecutionMode.UNIFORM: cost},

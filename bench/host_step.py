@@ -31,7 +31,7 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.loop.request_table import RequestTable
 from outrider_runtime.loop.stepper import Stepper
 from outrider_runtime.simulate.replay.engine import Setting
-from outrider_runtime.simulate.replay.workload import Lengths, closed
+from outrider_runtime.simulate.replay.workload import Lengths, draw_closed_load
 
 from bench.host_costs import MEASURED
 from bench.replay.settings import TRAITS, Case, ours, profile, recording_of, setting
@@ -126,7 +126,7 @@ def part_times(replay_setting: Setting, requests: int, stock: Stock | None, mode
     """The host's time in `STEPS` steps of a closed load. stock: None for the loop, which mounts `model`."""
     rng, times = np.random.default_rng([seed, 31]), PartTimes()
     count = (WARM_STEPS + STEPS) * requests // LEAST_STEPS_A_REQUEST + requests
-    load = closed(requests, count, recording_of(CASE), None, rng, LENGTHS)
+    load = draw_closed_load(requests, count, recording_of(CASE), None, rng, LENGTHS)
     with _loop_timed(times):
         try:
             served(replay_setting, load, stock, model, asynchronous=True, watch=times.watch)

@@ -22,7 +22,7 @@ from outrider_runtime.control.verify import select
 from outrider_runtime.simulate.recording import DEPTH, WIDTH, Recording
 from outrider_runtime.simulate.replay.beams import RecordedBeams
 from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
-from outrider_runtime.simulate.replay.workload import Lengths, closed
+from outrider_runtime.simulate.replay.workload import Lengths, draw_closed_load
 
 from bench.replay import trees
 from bench.replay.settings import recording
@@ -167,7 +167,7 @@ def of_goodput(seeds: int) -> list[dict[str, Any]]:
 
 def _goodput(place: Place, requests: int, seed: int) -> float:
     rng = np.random.default_rng([seed, requests])
-    load = closed(requests, 7 * requests + 8, recording(place.acceptance), None, rng, Lengths(300, 160))
+    load = draw_closed_load(requests, 7 * requests + 8, recording(place.acceptance), None, rng, Lengths(300, 160))
     chains, wide = (
         trees.run(place, trees.ours(name, drafter), load, seed) for name, drafter in (("c", CHAINS), ("t", TREES))
     )

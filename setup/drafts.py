@@ -27,12 +27,12 @@ def drafts() -> list[Path]:
     target = model()
     return [
         build_model_once(EAGLE, lambda folder: shutil.copytree(SHIPPED_HEAD, folder)),
-        build_model_once(FIRST_LAYERS, lambda folder: _cut(target, folder, range(4))),
-        build_model_once(FEW_LAYERS, lambda folder: _cut(target, folder, (0, 1, 2, 27, 28, 29))),
+        build_model_once(FIRST_LAYERS, lambda folder: _write_layers(target, folder, range(4))),
+        build_model_once(FEW_LAYERS, lambda folder: _write_layers(target, folder, (0, 1, 2, 27, 28, 29))),
     ]
 
 
-def _cut(target: Path, folder: Path, layers: Sequence[int]) -> None:
+def _write_layers(target: Path, folder: Path, layers: Sequence[int]) -> None:
     """The target's embedding, these of its layers and its head."""
     from safetensors.torch import load_file, save_file  # only here: setup's other steps run before it is installed
 

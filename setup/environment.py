@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from setup import system
-from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
+from setup.steps import CACHE, REPOSITORY, SetupError, hold_lock, run
 
 VENV = REPOSITORY / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -26,7 +26,7 @@ _TOOLS = CACHE / "tools"
 def environment() -> Path:
     """The environment's Python; installed (3 to 6 minutes, seconds when uv has the wheels) if need be."""
     if not _is_current():
-        with locked(f"venv-{hashlib.sha256(str(VENV).encode()).hexdigest()[:8]}"):
+        with hold_lock(f"venv-{hashlib.sha256(str(VENV).encode()).hexdigest()[:8]}"):
             if not _is_current():
                 _install()
     return PYTHON
@@ -42,7 +42,7 @@ def uv() -> str:
         return uv_on_path
     cached = _TOOLS / "bin" / "uv"
     if not cached.exists():
-        with locked("tools"):
+        with hold_lock("tools"):
             if not cached.exists():
                 _install_uv()
     return str(cached)

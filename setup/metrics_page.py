@@ -24,10 +24,10 @@ def _reference(model: type[BaseModel]) -> str:
     for spec in metrics_of(model):
         if spec.group != group:
             group = spec.group
-            lines += [f"## {group.title}", "", *([_wrapped(group.text), ""] if group.text else [])]
-        lines += [f"### `{spec.name}`", _wrapped(f"{spec.kind.value.capitalize()}. {spec.description}"), ""]
+            lines += [f"## {group.title}", "", *([_wrap(group.text), ""] if group.text else [])]
+        lines += [f"### `{spec.name}`", _wrap(f"{spec.kind.value.capitalize()}. {spec.description}"), ""]
     return "\n".join(lines)
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)

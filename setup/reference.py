@@ -110,11 +110,11 @@ def _parsers() -> list[argparse.ArgumentParser]:
 def _program(parser: argparse.ArgumentParser) -> str:
     lines = [f"## {parser.prog}\n", f"{(parser.description or '').strip()}\n", "| option | meaning |", "|---|---|"]
     options = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-    lines += [f"| {_spelled(action)} | {_cell(_help(action, parser.prog))} |" for action in options]
+    lines += [f"| {_option_text(action)} | {_cell(_help(action, parser.prog))} |" for action in options]
     return "\n".join(lines) + "\n"
 
 
-def _spelled(action: argparse.Action) -> str:
+def _option_text(action: argparse.Action) -> str:
     takes = "" if action.nargs == 0 else f" {_cell(str(action.metavar or action.dest.upper()))}"
     return ", ".join(f"`{name}{takes}`" for name in action.option_strings) or f"`{takes.strip()}`"
 

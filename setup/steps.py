@@ -44,7 +44,7 @@ def run(what: str, command: Sequence[str], *, env: Mapping[str, str] | None = No
             )
         except FileNotFoundError as error:
             raise SetupError(f"{what}: there is no program {command[0]!r} on this machine.") from error
-        with _ended_with_us(process):
+        with _end_with_us(process):
             _wait(process, what, started)
     if process.returncode != 0:
         tail = "\n    ".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
@@ -65,7 +65,7 @@ def _wait(process: subprocess.Popen[bytes], what: str, started: float) -> None:
 
 
 @contextlib.contextmanager
-def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _end_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(name: str) -> Iterator[None]:
+def hold_lock(name: str) -> Iterator[None]:
     """Hold the cache's lock of that name: two checkouts never build one thing at once."""
     path = CACHE / "locks" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def build_once(folder: Path, build: Callable[[Path], object]) -> Path:
     checkout."""
     if folder.exists():
         return folder
-    with locked(folder.name):
+    with hold_lock(folder.name):
         if not folder.exists():
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from setup.steps import CACHE, SetupError, build_once, locked, run
+from setup.steps import CACHE, SetupError, build_once, hold_lock, run
 
 _PROGRAMS = {
     "containerd": "containerd",
@@ -74,7 +74,7 @@ def debian_with_python() -> Path:
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
     target = CACHE / "images" / f"python-{release}.tar"
     if not target.exists():
-        with locked("debian"):
+        with hold_lock("debian"):
             if not target.exists():
                 _bootstrap(release, target)
     return target
@@ -95,7 +95,7 @@ def install(missing: list[str]) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise SetupError(f"This machine lacks {packages}: run `apt-get install {packages}` as root, or what equals it.")
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
-    with locked("apt"), _no_services():
+    with hold_lock("apt"), _no_services():
         run("apt-get update", ["apt-get", "update", "-qq"])
         run(f"apt-get install {packages}", command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 

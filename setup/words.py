@@ -60,7 +60,7 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield node.id
 
 
-def _in_words(name: str) -> str:
+def _split_name(name: str) -> str:
     """A name with its parts apart: `HeldRows`, `_held_rows` and `HELD_ROWS` are "held rows"."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").lower().strip()
 
@@ -74,7 +74,7 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _banned(file: str, line: int, text: str) -> Iterator[Finding]:
+def _find_words(file: str, line: int, text: str) -> Iterator[Finding]:
     """Banned words of a text; what stands in backticks is a name, which is held where it is defined."""
     plain = re.sub(r"`[^`\n]*`", lambda code: " " * len(code[0]), text)
     for match in WORDS.finditer(plain):
@@ -88,22 +88,22 @@ def python_findings(file: str, source: str) -> Iterator[Finding]:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 if opening := PREPOSITIONS.match(text.strip()):
                     yield Finding("opening", file, node.lineno, opening[0])
-                yield from _banned(file, node.lineno, text)
+                yield from _find_words(file, node.lineno, text)
         for name in _names(node):
-            words = _in_words(name)
+            words = _split_name(name)
             if words in NAMES or WORDS.search(words):
                 yield Finding("name", file, getattr(node, "lineno", 1), name)
     for line, comment in _comments(source):
-        yield from _banned(file, line, comment)
+        yield from _find_words(file, line, comment)
 
 
 def text_findings(file: str, text: str) -> Iterator[Finding]:
     """Banned words of a page; blocks of code are not prose."""
     prose = re.sub(r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
-    yield from _banned(file, 1, prose)
+    yield from _find_words(file, 1, prose)
 
 
-def repeated(sources: dict[str, str]) -> Iterator[Finding]:
+def find_repeated(sources: dict[str, str]) -> Iterator[Finding]:
     """Class names and file names that the product has more than once."""
     product = {file: ast.parse(source) for file, source in sources.items() if file.startswith(PRODUCT)}
     places = [
@@ -158,7 +158,7 @@ def findings(repository: Path) -> list[Finding]:
     all_findings = [finding for name, text in sources.items() for finding in python_findings(name, text)]
     prose = {name: text for name, text in texts.items() if name not in sources}
     all_findings += [finding for name, text in prose.items() for finding in text_findings(name, text)]
-    return all_findings + list(repeated(sources))
+    return all_findings + list(find_repeated(sources))
 
 
 def read_allowed(path: Path) -> Counts:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.simulate.replay.engine import ReplayEngine
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, open_load, poisson, with_classes
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_classes, open_load, poisson
 
 from bench.replay import trees
 from bench.replay.plan import capacity, step_s
@@ -74,7 +74,7 @@ def classes(place: Place, tightness: Iterable[float]) -> tuple[SLOClass, ...]:
 def load(place: Place, share: float, shares: Sequence[float], seed: int) -> Workload:
     rng = np.random.default_rng([seed, 17])
     at_s = poisson(share * capacity(place.world), REQUESTS, rng)
-    return with_classes(open_load(at_s, recording(place.acceptance), None, rng, LENGTHS), np.array(shares), rng)
+    return draw_classes(open_load(at_s, recording(place.acceptance), None, rng, LENGTHS), np.array(shares), rng)
 
 
 def cell(place: Place, system: System, share: float, targets: Mapping[float, float], seeds: int) -> Cell:

@@ -26,10 +26,10 @@ from outrider_runtime.control.settings import Drafter, HotSettings, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
-from outrider_runtime.simulate.replay.fitted_profile import fitted
+from outrider_runtime.simulate.replay.fitted_profile import fit_profile
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.step_scheduler import Limits
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load, open_load, poisson
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import Pass, TargetTimes, World
 
@@ -114,7 +114,7 @@ def ours(world: World, seed: int = 1) -> Policy:
     settings = Settings(
         POOL, LONGEST, LIMITS.slots, largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True
     )  # fmt: skip
-    profile = fitted(world, POOL, np.random.default_rng(0))
+    profile = fit_profile(world, POOL, np.random.default_rng(0))
     return Controller(settings, profile, clock=time.perf_counter, rng=np.random.default_rng(seed))
 
 
@@ -152,7 +152,7 @@ def _rate(table: Table, in_flight: float) -> float:
 @cache
 def _capacity(table: Table) -> float:
     """Requests a second that plain decoding finishes with as many at a time as fit."""
-    load = closed(
+    load = draw_closed_load(
         LIMITS.max_requests, 3 * LIMITS.max_requests, _recording(table), None, np.random.default_rng(3), _lengths(table)
     )
     engine = ran(table, load, Fixed(POOL))
@@ -184,7 +184,9 @@ def expanded(world: World) -> World:
 
 @cache
 def _recording(table: Table) -> Recording:
-    return recordings.for_pool(recordings.shipped(), {"draft": "draft"}, {"draft": table.acceptance}, seed=0)
+    return recordings.rename_for_pool(
+        recordings.load_shipped(), {"draft": "draft"}, {"draft": table.acceptance}, seed=0
+    )
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from outrider_runtime.control.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.workload import Ints, Lengths, Workload, closed
+from outrider_runtime.simulate.replay.workload import Ints, Lengths, Workload, draw_closed_load
 
 from bench.replay.bars import Bar, best_on_means, geometric_mean, low, paired
 from bench.replay.cells import run
@@ -45,7 +45,7 @@ def load(case: Case, requests: int, seed: int, *, knows_classes: bool = False) -
     """knows_classes: whether each request's SLO class is the group of its prompt."""
     rng = np.random.default_rng([seed, requests, 19])
     real = recording_of(case)
-    made = closed(requests, requests * ROUNDS + 8, real, case.group, rng, LENGTHS)
+    made = draw_closed_load(requests, requests * ROUNDS + 8, real, case.group, rng, LENGTHS)
     return replace(made, slo_class=real.group[made.answer].astype(np.int64)) if knows_classes else made
 
 

@@ -16,7 +16,7 @@ from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate import service_manifest
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, Setting
-from outrider_runtime.simulate.replay.fitted_profile import LONGEST_REQUEST, fitted
+from outrider_runtime.simulate.replay.fitted_profile import LONGEST_REQUEST, fit_profile
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.step_scheduler import Limits
 from outrider_runtime.simulate.worlds import world as worlds
@@ -76,10 +76,10 @@ class Case:
 @cache
 def recording(acceptance: float | None = None, mix: str | None = None, *, block: bool = False) -> Recording:
     """block: the recording that has a block head."""
-    real = recordings.shipped_with_block_head() if block else recordings.shipped()
+    real = recordings.load_shipped_with_block_head() if block else recordings.load_shipped()
     if mix is not None:
         return by_category(real, MIXES[mix], seed=0)
-    return real if acceptance is None else recordings.lifted(real, acceptance, seed=0)
+    return real if acceptance is None else recordings.lift(real, acceptance, seed=0)
 
 
 def recording_of(case: Case) -> Recording:
@@ -103,7 +103,7 @@ def pool(case: Case) -> tuple[Drafter, ...]:
 
 @cache
 def profile(name: str, drafters: tuple[Drafter, ...], seed: int, longest: int = LONGEST_REQUEST) -> LatencyModel:
-    return fitted(world(name), drafters, np.random.default_rng([seed, 7]), longest)
+    return fit_profile(world(name), drafters, np.random.default_rng([seed, 7]), longest)
 
 
 @dataclass(frozen=True, slots=True)

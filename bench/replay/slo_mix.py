@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from outrider_runtime.control.settings import SLOClass
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, open_load, poisson, with_classes
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_classes, open_load, poisson
 
 from bench.replay.bars import Bar, best_on_means, low
 from bench.replay.cells import Result, run
@@ -38,7 +38,7 @@ def classes(step_s: float) -> tuple[SLOClass, ...]:
 def load(case: Case, rate_per_s: float, seed: int) -> Workload:
     rng = np.random.default_rng([seed, 13])
     at_s = poisson(rate_per_s, REQUESTS, rng)
-    return with_classes(open_load(at_s, recording_of(case), case.group, rng, LENGTHS), SHARES, rng)
+    return draw_classes(open_load(at_s, recording_of(case), case.group, rng, LENGTHS), SHARES, rng)
 
 
 def attained(result: Result, targets: Sequence[SLOClass]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load
 
 from bench.replay.bars import Bar, best_on_means, geometric_mean, low, paired
 from bench.replay.cells import run
@@ -33,7 +33,7 @@ def load(point: Point, seed: int) -> Workload:
     rng = np.random.default_rng([seed, point.requests])
     lengths = LONG_CONTEXT if point.case.world.endswith("long") else Lengths(300, 160)
     count = point.requests * ROUNDS + 8
-    return closed(point.requests, count, recording_of(point.case), point.case.group, rng, lengths)
+    return draw_closed_load(point.requests, count, recording_of(point.case), point.case.group, rng, lengths)
 
 
 def measure(point: Point, system: System, seeds: Iterable[int]) -> list[float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from outrider_runtime.simulate.recording import DEPTH, Recording, lifted
+from outrider_runtime.simulate.recording import DEPTH, Recording, lift
 
 LOOKUP = "lookup"
 COPIES = 0.9
@@ -62,7 +62,7 @@ def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
                 lookups = _lookups(int(rows.sum()), share, np.random.default_rng([seed, place]))
                 depth[number, rows], proposed[number, rows], confidence[number, rows] = lookups
             elif share is not None:
-                depth[number, rows] = lifted(recording, share, seed).depth[number, rows]
+                depth[number, rows] = lift(recording, share, seed).depth[number, rows]
     return replace(recording, depth=depth, proposed=proposed, confidence=confidence)
 
 

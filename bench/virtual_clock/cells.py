@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from outrider_runtime.simulate.replay.engine import Setting
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load, open_load, poisson
 
 from bench.replay.plan import capacity
 from bench.replay.settings import Case, System, ours, recording_of, setting, singles
@@ -39,7 +39,7 @@ class Cell:
         rng, recording = np.random.default_rng([seed, 23]), recording_of(self.case)
         if self.share is None:
             count = max(LEAST_REQUESTS, min(REQUESTS, 12 * self.clients), 3 * self.clients)
-            return closed(self.clients, count, recording, None, rng, LENGTHS)
+            return draw_closed_load(self.clients, count, recording, None, rng, LENGTHS)
         at_s = poisson(self.share * capacity(self.case.world), REQUESTS, rng)
         return open_load(at_s, recording, None, rng, LENGTHS)
 

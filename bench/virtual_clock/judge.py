@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from outrider_runtime.simulate.replay.engine import ReplayEngine
-from outrider_runtime.simulate.replay.workload import Workload, closed
+from outrider_runtime.simulate.replay.workload import Workload, draw_closed_load
 
 from bench.host_costs import LOOP, SPECULATING, host_costs
 from bench.host_costs import PLAIN as WITHOUT_DRAFTS
@@ -80,7 +80,7 @@ class JudgePoint:
         """Three requests of each client, six where few run; the first one of each is not counted."""
         count = max(LEAST_REQUESTS, min(6 * self.clients, 192), 3 * self.clients)
         rng = np.random.default_rng([seed, 29])
-        return closed(self.clients, count, recording_of(self.case), None, rng, LENGTHS)
+        return draw_closed_load(self.clients, count, recording_of(self.case), None, rng, LENGTHS)
 
     def cell(self, system: str) -> Cell:
         return Cell(self.case, system, clients=self.clients, asynchronous=self.asynchronous)

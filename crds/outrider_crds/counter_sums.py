@@ -26,16 +26,16 @@ class Counters(Model):
 
     def __add__(self, other: Self) -> Self:
         """Add up, to at most `MOST_COUNTED`: the status holds no more. A key that one side lacks is the other's."""
-        return _combined(self, other, _sum)
+        return _combine(self, other, _sum)
 
     def __sub__(self, earlier: Self) -> Self:
         """Growth since `earlier`, at least 0. A key that `earlier` lacks is unknown and left out: what was counted for
         it until now may be a whole life."""
-        return _combined(self, earlier, _growth)
+        return _combine(self, earlier, _growth)
 
     def since(self, earlier: Self) -> Self:
         """Growth since `earlier` of sums that were nothing before their first part: a key that it lacks is 0 there."""
-        return _combined(self, earlier, _growth_from_nothing)
+        return _combine(self, earlier, _growth_from_nothing)
 
     @classmethod
     def part_of(cls, whole: Any) -> Self:
@@ -48,7 +48,7 @@ def _zero(counters: type[Counters]) -> Counters:
     return counters()
 
 
-def _combined(counted: CountersT, other: CountersT, combine: Callable[[Any, Any], Any]) -> CountersT:
+def _combine(counted: CountersT, other: CountersT, combine: Callable[[Any, Any], Any]) -> CountersT:
     """Combine field by field. The new model is made as pydantic's own copy is, and shares the set of its fields: sums
     are made for each pod every few seconds, and kept by the thousand."""
     others = other.__dict__
@@ -69,7 +69,7 @@ def _sum(first: Any, other: Any) -> Any:
         return [count + more if more else count for count, more in zip_longest(first, other, fillvalue=0)]
     if isinstance(first, dict):
         return {**first, **other, **{key: _sum(value, other[key]) for key, value in first.items() if key in other}}
-    return _combined(first, other, _sum)
+    return _combine(first, other, _sum)
 
 
 def _growth(last: Any, first: Any) -> Any:
@@ -89,4 +89,4 @@ def _difference(last: Any, first: Any, inside: Callable[[Any, Any], Any]) -> Any
         return [end - start if end > start else 0 for end, start in zip_longest(last, first, fillvalue=0)]
     if isinstance(last, dict):
         return {key: inside(value, first[key]) for key, value in last.items() if key in first}
-    return _combined(last, first, inside)
+    return _combine(last, first, inside)

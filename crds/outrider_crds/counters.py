@@ -40,7 +40,7 @@ class HistogramState(Counters):
         return cls(counts=counts, sum_s=sum(values_s))
 
 
-def by_class(_model: Any, counts: dict[str, int]) -> list[Labelled]:
+def label_by_class(_model: Any, counts: dict[str, int]) -> list[Labelled]:
     """Series of a counter by SLO class."""
     return [((slo_class,), count) for slo_class, count in counts.items()]
 
@@ -96,12 +96,12 @@ class AdapterCounters(Counters):
     accepted: Annotated[int, Metric("outrider_adapter_accepted_total")] = 0
     """Proposed tokens of its requests that were accepted. Accepted / tried is the acceptance rate."""
     finished: Annotated[
-        dict[str, int], Metric("outrider_adapter_finished_total", labels=("slo_class",), series=by_class)
+        dict[str, int], Metric("outrider_adapter_finished_total", labels=("slo_class",), series=label_by_class)
     ] = {}
     """Its requests with a verdict, as in `outrider_slo_class_finished_total`. Label `slo_class`: the request's class;
     requests without one are not counted here."""
     attained: Annotated[
-        dict[str, int], Metric("outrider_adapter_attained_total", labels=("slo_class",), series=by_class)
+        dict[str, int], Metric("outrider_adapter_attained_total", labels=("slo_class",), series=label_by_class)
     ] = {}
     """Requests among them that met the class. Label `slo_class`: the class."""
 
@@ -132,7 +132,7 @@ class SpeedupCounters(Counters):
     """Sum of the ratios, each times its weight."""
 
 
-def _by_length(_state: Any, counts: list[int]) -> list[Labelled]:
+def _label_by_length(_state: Any, counts: list[int]) -> list[Labelled]:
     return [((str(length),), count) for length, count in enumerate(counts)]
 
 
@@ -161,7 +161,7 @@ class StepCounters(Counters):
     """Tokens drafted, whether or not the target verified them."""
     draft_length_steps: Annotated[
         list[int],
-        Metric("outrider_draft_length_request_steps_total", labels=("draft_tokens",), series=_by_length),
+        Metric("outrider_draft_length_request_steps_total", labels=("draft_tokens",), series=_label_by_length),
     ] = []
     """(request, step) pairs that verified so many proposed tokens. Label `draft_tokens`: "0", "1", ... up to
     `maxDraftTokens` at boot."""
@@ -219,12 +219,12 @@ class ArmCounters(Counters):
     failures: Annotated[Count, Metric("outrider_canary_failures_total")] = 0
     """Times that a drafter was suspended after an error: the one that fails most often, of those in this arm alone."""
     finished: Annotated[
-        dict[str, Count], Metric("outrider_canary_finished_total", labels=("slo_class",), series=by_class)
+        dict[str, Count], Metric("outrider_canary_finished_total", labels=("slo_class",), series=label_by_class)
     ] = {}
     """Finished requests with a verdict. Label `slo_class`: the request's class; requests without one are not counted
     here."""
     attained: Annotated[
-        dict[str, Count], Metric("outrider_canary_attained_total", labels=("slo_class",), series=by_class)
+        dict[str, Count], Metric("outrider_canary_attained_total", labels=("slo_class",), series=label_by_class)
     ] = {}
     """Requests among them that met the class. Label `slo_class`: the class."""
 

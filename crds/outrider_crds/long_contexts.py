@@ -50,7 +50,7 @@ class SelfDraft:
         lost = _last_loss(self._gains(batch, beyond=True), self.budget_tokens, longest)
         if lost is None:
             lost = _last_loss(self._gains(batch, beyond=False), 0, min(self.budget_tokens, longest))
-        return None if lost == longest else _reported(lost or 0, longest)
+        return None if lost == longest else _round_context(lost or 0, longest)
 
     def inflection_tokens(self) -> int | None:
         """MagicDec's S_inflection: the shortest context from which a larger batch never gains less; None without one.
@@ -64,7 +64,7 @@ class SelfDraft:
             pays = speedups[-1](context) > 1.0
             return pays and all(more(context) >= less(context) for less, more in pairwise(speedups))
 
-        return _from_which_on(gains, self.longest_tokens(self.batches[-1])) if len(speedups) > 1 else None
+        return _shortest_context(gains, self.longest_tokens(self.batches[-1])) if len(speedups) > 1 else None
 
     def _speedups(self, batch: int) -> Callable[[float], float]:
         """Speed-up as a function of the context. Other costs are computed once, since an operator evaluates hundreds of
@@ -134,7 +134,7 @@ def _last_loss(gains: Sequence[tuple[float, float]], start: float, end: float) -
     return end if start <= end else None
 
 
-def _from_which_on(holds: Callable[[float], bool], longest: int) -> int | None:
+def _shortest_context(holds: Callable[[float], bool], longest: int) -> int | None:
     """Shortest context from which `holds` is true, up to the longest; 0: from the shortest; None: not at the longest.
 
     Halving the context brackets it, and bisection narrows it down.
@@ -149,8 +149,8 @@ def _from_which_on(holds: Callable[[float], bool], longest: int) -> int | None:
     while context > shorter * _CLOSE:
         middle = math.sqrt(shorter * context)
         shorter, context = (shorter, middle) if holds(middle) else (middle, context)
-    return _reported(context, longest)
+    return _round_context(context, longest)
 
 
-def _reported(context: float, longest: int) -> int:
+def _round_context(context: float, longest: int) -> int:
     return min(round(float(f"{context:.2g}")), longest)

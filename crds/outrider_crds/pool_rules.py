@@ -36,7 +36,7 @@ def _method_rules(method: DraftMethod, block: str) -> tuple[Rule, ...]:
     )
 
 
-def _served_by(method: DraftMethod, backend: Backend, why: str) -> tuple[str, str, str]:
+def _method_rule(method: DraftMethod, backend: Backend, why: str) -> tuple[str, str, str]:
     """A method that one engine alone has."""
     return (
         ".draftPool",
@@ -46,7 +46,7 @@ def _served_by(method: DraftMethod, backend: Backend, why: str) -> tuple[str, st
     )
 
 
-def _at_most_one(method: DraftMethod, why: str) -> tuple[str, str, str]:
+def _single_method_rule(method: DraftMethod, why: str) -> tuple[str, str, str]:
     return (
         ".draftPool",
         f"!has(self.draftPool) || self.draftPool.filter(d, d.method == '{method}').size() <= 1",
@@ -66,8 +66,8 @@ POOL_RULES: tuple[Rule, ...] = (
     ),
     *rules_on(
         SpeculativeServiceSpec,
-        _at_most_one(DraftMethod.MTP, ", the target has one set of layers"),
-        _at_most_one(DraftMethod.PROMPT_LOOKUP, " in this release"),
+        _single_method_rule(DraftMethod.MTP, ", the target has one set of layers"),
+        _single_method_rule(DraftMethod.PROMPT_LOOKUP, " in this release"),
         (
             ".draftPool",
             "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, !has(d.sparseSelf) || "
@@ -94,10 +94,10 @@ POOL_RULES: tuple[Rule, ...] = (
             "self.draftPool.all(d, !has(d.draftModel) || !has(d.draftModel.windowTokens))",
             "draftModel.windowTokens needs engine.backend vLLM: set it, or remove windowTokens",
         ),
-        _served_by(DraftMethod.SPARSE_SELF, Backend.VLLM, "the Torch backend has no windows"),
-        _served_by(DraftMethod.BLOCK, Backend.VLLM, "the Torch backend has no block drafters"),
-        _served_by(DraftMethod.MTP, Backend.VLLM, "the Torch backend loads no MTP layers"),
-        _served_by(DraftMethod.MEDUSA, Backend.TORCH, "vLLM's model runner has no Medusa heads"),
+        _method_rule(DraftMethod.SPARSE_SELF, Backend.VLLM, "the Torch backend has no windows"),
+        _method_rule(DraftMethod.BLOCK, Backend.VLLM, "the Torch backend has no block drafters"),
+        _method_rule(DraftMethod.MTP, Backend.VLLM, "the Torch backend loads no MTP layers"),
+        _method_rule(DraftMethod.MEDUSA, Backend.TORCH, "vLLM's model runner has no Medusa heads"),
         (
             ".speculation.mode",
             "self.speculation.mode != 'Static' || (has(self.draftPool) && self.draftPool.size() > 0)",

@@ -32,7 +32,7 @@ def quantity(value: object) -> Fraction | None:
         return None
 
 
-def _checked(value: object) -> str | int:
+def _check_quantity(value: object) -> str | int:
     if type(value) is int and 0 <= value <= _LARGEST_PLAIN:
         return value
     if isinstance(value, str) and re.fullmatch(QUANTITY_PATTERN, value):
@@ -42,7 +42,7 @@ def _checked(value: object) -> str | int:
 
 Quantity = Annotated[
     str | int,
-    PlainValidator(_checked),
+    PlainValidator(_check_quantity),
     WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,

@@ -121,12 +121,12 @@ def _broken_rules(model: Model) -> tuple[Rule, ...]:
     if not rules_of(type(model)):
         return ()
     document = model.model_dump_json(by_alias=True, exclude_none=True)
-    judge = _judged if len(document) <= _CACHED_BYTES else _judged.__wrapped__
+    judge = _find_broken_rules if len(document) <= _CACHED_BYTES else _find_broken_rules.__wrapped__
     return judge(type(model), document)
 
 
 @lru_cache(_CACHED_VERDICTS)  # the engine's patterns take milliseconds
-def _judged(model: type[Model], document: str) -> tuple[Rule, ...]:
+def _find_broken_rules(model: type[Model], document: str) -> tuple[Rule, ...]:
     """The rules that the JSON `document` of a `model` breaks."""
     import cel  # here: it imports its command line, 0.6 s that a pod's start and the plugin need not wait
 

@@ -75,13 +75,13 @@ def _with_default(node: JsonObject) -> JsonObject:
     if _absent(default, node):
         node.pop("default", None)
     elif isinstance(default, dict):
-        node["default"] = _said(default, node["properties"])
+        node["default"] = _drop_empty_defaults(default, node["properties"])
     return node
 
 
-def _said(default: JsonObject, properties: JsonObject) -> JsonObject:
+def _drop_empty_defaults(default: JsonObject, properties: JsonObject) -> JsonObject:
     return {
-        name: _said(value, properties[name]["properties"]) if isinstance(value, dict) else value
+        name: _drop_empty_defaults(value, properties[name]["properties"]) if isinstance(value, dict) else value
         for name, value in default.items()
         if not _absent(value, properties[name])
     }

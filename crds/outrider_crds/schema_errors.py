@@ -46,7 +46,7 @@ def _problem(error: ErrorDetails, schema: JsonObject) -> str:
         return _unknown(error["loc"], schema)
     if describe is None:
         return error["msg"]
-    return describe(error.get("ctx", {}), _shown(error["input"]))
+    return describe(error.get("ctx", {}), _shorten_value(error["input"]))
 
 
 def _unknown(location: Location, schema: JsonObject) -> str:
@@ -63,7 +63,7 @@ def _properties(schema: JsonObject, location: Location) -> JsonObject:
     return properties
 
 
-def _shown(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:59] + "…"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from outrider_runtime.simulate.replay import ranked_proposals
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load
 
 from tests.engine.test_device_ranking import steps, verification_lengths
 
@@ -24,7 +24,7 @@ def load(world: str = "llama-3.1-8b-h200") -> Workload:
     from bench.replay.settings import Case, recording_of
 
     recording = recording_of(Case(world, 0.7))
-    return closed(CLIENTS, REQUESTS, recording, None, np.random.default_rng(0), Lengths(100, 40))
+    return draw_closed_load(CLIENTS, REQUESTS, recording, None, np.random.default_rng(0), Lengths(100, 40))
 
 
 @cache

@@ -49,7 +49,7 @@ def fit_drafter(series: ShapeSeries, drafter: settings.Drafter) -> FittedCost:
     if not measurements:
         raise ProfilingError(failures.DRAFTER_FAILED, "the drafter did not run in any of the measured steps")
     if drafter.kv_budget is not None:
-        measurements = [_over_a_window(m, drafter) for m in measurements]
+        measurements = [_with_window_shape(m, drafter) for m in measurements]
     if drafter.passes:
         return fit_cost(measurements, series.held_out, passes=True)
     if drafter.is_block:
@@ -67,7 +67,7 @@ def _fit_block(measurements: Sequence[Measurement], held_out: Collection[GridPoi
     if not proposing:
         raise ProfilingError(failures.DRAFTER_FAILED, "the drafter proposed in none of the measured steps")
     feeding = fit_cost(fed, (), form=Form.BASE).cost if fed else StepCost()
-    passes = [_lookup(_beyond(m, feeding.seconds(_feeding(m).shape))) for m in proposing]
+    passes = [_lookup(_subtract_feeding(m, feeding.seconds(_feeding(m).shape))) for m in proposing]
     return dataclasses.replace(fit_cost(passes, held_out, form=Form.PER_REQUEST), first_pass=feeding)
 
 
@@ -76,7 +76,7 @@ def _feeding(measurement: Measurement) -> Measurement:
     return dataclasses.replace(measurement, shape=Shape(0.0, measurement.shape.n_batched, 0.0))
 
 
-def _beyond(measurement: Measurement, feeding_s: float) -> Measurement:
+def _subtract_feeding(measurement: Measurement, feeding_s: float) -> Measurement:
     """Return the measurement without the seconds of feeding."""
     least_s = LEAST_PASS_SHARE * measurement.seconds
     return dataclasses.replace(measurement, seconds=max(measurement.seconds - feeding_s, least_s))
@@ -169,7 +169,7 @@ def _lookup(measurement: Measurement) -> Measurement:
     return dataclasses.replace(measurement, shape=Shape(shape.n_context, 0.0, shape.n_requests))
 
 
-def _over_a_window(measurement: Measurement, drafter: settings.Drafter) -> Measurement:
+def _with_window_shape(measurement: Measurement, drafter: settings.Drafter) -> Measurement:
     """Return the measurement with the shape that a drafter with a context window processed.
 
     Each pass reads at most `kv_budget` context tokens of a request. A draft model's first pass runs over the step's

@@ -58,14 +58,14 @@ def failure(reason: str, message: str, drafter: str = "") -> ProfilingFailure:
     return ProfilingFailure(reason=reason, message=text, drafter=drafter)
 
 
-def of_exception(error: BaseException) -> EngineFailure:
+def classify_exception(error: BaseException) -> EngineFailure:
     """Return the failure for an exception that an engine raised while it started or ran."""
     kinds = {type(e).__name__ for e in _chain(error)}
     text = " / ".join(dict.fromkeys(str(e).strip() or type(e).__name__ for e in _chain(error)))
     return EngineFailure(_reason(text, kinds), f"{type(error).__name__}: {text}")
 
 
-def of_exit(exit_code: int | None, last_lines: str) -> EngineFailure:
+def classify_exit(exit_code: int | None, last_lines: str) -> EngineFailure:
     """Return the failure for an engine process that ended without reporting an error."""
     if exit_code == -signal.SIGKILL:
         text = (
@@ -78,7 +78,7 @@ def of_exit(exit_code: int | None, last_lines: str) -> EngineFailure:
     )
 
 
-def of_obstacle(sentence: str) -> str:
+def classify_obstacle(sentence: str) -> str:
     """Return the reason for a drafter that the engine cannot load, from the message of the pool's check."""
     if sentence.startswith("vocabulary mismatch"):
         return VOCABULARY_MISMATCH

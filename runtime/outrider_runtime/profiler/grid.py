@@ -183,7 +183,7 @@ def _varlen_points(limits: EngineLimits, context: int, batch: int) -> list[GridP
     return points
 
 
-def within(points: Iterable[GridPoint], pace: StepPace, budget_s: float) -> list[GridPoint]:
+def select_affordable(points: Iterable[GridPoint], pace: StepPace, budget_s: float) -> list[GridPoint]:
     """Return the points that fit the budget: a step takes at most 1/300 of it, the prefill of a batch at most 1/20.
 
     Small batches with the shortest context are always kept: a pace that was measured at a bad moment must not leave a
@@ -231,7 +231,7 @@ def held_out(order: Sequence[GridPoint]) -> frozenset[GridPoint]:
     return frozenset(order[MIN_SHAPES - 2 :: HELD_OUT_EVERY])
 
 
-def interleaved(points: Iterable[GridPoint]) -> list[GridPoint]:
+def order_round(points: Iterable[GridPoint]) -> list[GridPoint]:
     """Return the points in the order of a round: batches of one context grow, so that a request is prefilled once."""
     return sorted(points, key=lambda p: (p.context, p.batch, p.prefill, p.verify))
 

@@ -28,7 +28,7 @@ def serve(backend: Backend, connection: Connection) -> None:
     except (EOFError, BrokenPipeError):
         return  # the parent is done, or has ended
     except BaseException as error:
-        connection.send(failures.of_exception(error))
+        connection.send(failures.classify_exception(error))
         raise
 
 

@@ -34,14 +34,14 @@ class UsageError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit with 0 if something was measured, 1 if nothing could be measured, 2 for a wrong command line."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     options = parser().parse_args(arguments)
     try:
         task, paths = _task(options)
         budget_s = seconds(options.time_budget)
     except (UsageError, LocalManifestError, ValueError) as error:
         print(f"outrider-profile: {error}", file=sys.stderr)
-        _write(options.result, failed(failures.ENGINE_FAILED, str(error)))
+        _write(options.result, failure_result(failures.ENGINE_FAILED, str(error)))
         sys.exit(2)
     with tempfile.TemporaryDirectory(prefix="outrider-profile-") as run_dir:
         profile = _profile(task, paths.model_copy(update={"run_dir": run_dir}), budget_s)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(0 if profile.target or profile.drafters else 1)
 
 
-def failed(reason: str, message: str) -> ProfilingResult:
+def failure_result(reason: str, message: str) -> ProfilingResult:
     """Return a result with nothing but a failure."""
     return ProfilingResult(failures=[failures.failure(reason, message)])
 
@@ -110,7 +110,7 @@ def _write(path: Path | None, result: ProfilingResult) -> None:
         path.write_text(termination_message(result), encoding="utf-8")
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(_signal: int, _frame: FrameType | None) -> None:
     """Exit without a result, because none is complete. The exit also ends the engine's process."""
     sys.exit(TERMINATED)
 

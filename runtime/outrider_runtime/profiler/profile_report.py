@@ -45,9 +45,9 @@ def print_report(profile: Profile, out: TextIO) -> None:
 
 def _where_it_pays(draft: SelfDraft) -> str:
     """Describe from which context on the drafter makes decoding faster."""
-    break_even = [f"with {_requests(batch)} {_from(draft.break_even_tokens(batch))}" for batch in draft.batches]
+    break_even = [f"with {_requests(batch)} {_context_text(draft.break_even_tokens(batch))}" for batch in draft.batches]
     inflection = draft.inflection_tokens()
-    batch_gain = f"; a larger batch gains more {_from(inflection)}" if inflection is not None else ""
+    batch_gain = f"; a larger batch gains more {_context_text(inflection)}" if inflection is not None else ""
     return f"pays {', '.join(break_even)}{batch_gain}"
 
 
@@ -55,7 +55,7 @@ def _requests(batch: int) -> str:
     return f"{batch} request" if batch == 1 else f"{batch} requests"
 
 
-def _from(tokens: int | None) -> str:
+def _context_text(tokens: int | None) -> str:
     if tokens is None:
         return "at no context within reach"
     return f"from {tokens:,} tokens on" if tokens else "at any context"

@@ -97,7 +97,7 @@ class RemoteEngine:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             code = None
-        failed = failures.of_exit(code, self._last_lines())
+        failed = failures.classify_exit(code, self._last_lines())
         return ProfilingError(failed.reason, failed.message)
 
     def _last_lines(self) -> str:

@@ -170,7 +170,7 @@ class Profiler:
         """Record a failure for each drafter of `part` in `reasons` (drafter -> sentence)."""
         for name, sentence in reasons.items():
             if name in part.names:
-                self._fail(failures.of_obstacle(sentence), sentence, name)
+                self._fail(failures.classify_obstacle(sentence), sentence, name)
 
     def _run_engine(self, part: EnginePart, launch: ProfilerLaunch) -> None:
         """Measure `part` with one engine. If a drafter makes that engine fail, measure the rest without it."""
@@ -230,9 +230,9 @@ class Profiler:
     def _measure(self, part: EnginePart, launch: ProfilerLaunch) -> None:
         """Start the engine and measure. If the engine fails meanwhile, keep what was measured before."""
         if self._budget_left_s <= 0:
-            text = f"the time budget was spent before {_named(part)} was measured; raise profiling.timeBudget"
+            text = f"the time budget was spent before {_part_name(part)} was measured; raise profiling.timeBudget"
             raise ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
-        self._say(f"starting the engine for {_named(part)} (this does not count towards the time budget)")
+        self._say(f"starting the engine for {_part_name(part)} (this does not count towards the time budget)")
         began = self._clock()
         with self._start(self._backend, launch) as running:
             ready = running.wait_ready(lambda waited_s: self._say(f"the engine is starting, {waited_s:.0f} s so far"))
@@ -334,7 +334,7 @@ class Profiler:
         self._say(f"{drafter or 'target'}: {reason}: {message}")
 
 
-def _named(part: EnginePart) -> str:
+def _part_name(part: EnginePart) -> str:
     names = ["the target"] if part.target else []
     return ", ".join(names + [f"drafter {drafter.name!r}" for drafter in part.drafters])
 

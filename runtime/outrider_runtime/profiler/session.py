@@ -20,10 +20,10 @@ from outrider_runtime.profiler.grid import (
     drafter_grid,
     feeding_grid,
     held_out,
-    interleaved,
     most_informative,
+    order_round,
+    select_affordable,
     target_grid,
-    within,
 )
 from outrider_runtime.profiler.host_protocol import VisitOrder
 from outrider_runtime.profiler.step_samples import Visit, median_spread, target_measurements
@@ -142,7 +142,7 @@ class ShapeSeries:
 
 def target_series(limits: EngineLimits, pace: StepPace, drafter: str | None, budget_s: float) -> ShapeSeries:
     """Return the target's shapes. drafter: proposes in the steps that verify draft tokens."""
-    grid = within(target_grid(limits), pace, budget_s)
+    grid = select_affordable(target_grid(limits), pace, budget_s)
     uniform = most_informative([p for p in grid if not p.is_varlen], pace)[: TARGET_SHAPES[0]]
     varlen = most_informative([p for p in grid if p.is_varlen], pace)[: TARGET_SHAPES[1]]
     return ShapeSeries(drafter, _alternating(uniform, varlen), held_out(uniform) | held_out(varlen))
@@ -152,9 +152,9 @@ def drafter_series(limits: EngineLimits, pace: StepPace, drafter: Drafter, budge
     """Return a drafter's shapes. The passes of an autoregressive drafter are assumed to double the time of a step."""
     doubled = pace.times(2) if drafter.passes else pace
     reads = drafter.reads and not drafter.is_block  # the time of a block drafter's pass does not depend on its tokens
-    grid = within(drafter_grid(limits, reads=reads, widest=drafter.widest), doubled, budget_s)
+    grid = select_affordable(drafter_grid(limits, reads=reads, widest=drafter.widest), doubled, budget_s)
     order = most_informative(grid, doubled, passes=drafter.passes)[: DRAFTER_SHAPES[0 if drafter.passes else 1]]
-    fed = within(feeding_grid(limits), pace, budget_s) if drafter.is_block else []
+    fed = select_affordable(feeding_grid(limits), pace, budget_s) if drafter.is_block else []
     both = _alternating(order, most_informative(fed, pace)[:FEEDING_SHAPES])
     return ShapeSeries(
         drafter.name, both, frozenset(order[5::3]), title=f"drafter {drafter.name}", feeds=drafter.is_block
@@ -191,7 +191,7 @@ class _Visitor:
         number: of the round. before: shapes of the series that were visited in this round already.
         """
         most_steps = STEPS if number == 1 else MAX_STEPS  # the first round must reach every shape
-        for index, point in enumerate(interleaved(points), start=before + 1):
+        for index, point in enumerate(order_round(points), start=before + 1):
             if self.budget.is_spent_on(series):
                 return
             series.visits.append(self.measure(VisitOrder(point, series.drafter_at(point), STEPS, most_steps)))

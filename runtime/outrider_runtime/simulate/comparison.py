@@ -13,7 +13,7 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
-from outrider_runtime.simulate.replay.fitted_profile import LONGEST_REQUEST, fitted
+from outrider_runtime.simulate.replay.fitted_profile import LONGEST_REQUEST, fit_profile
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import Workload
 from outrider_runtime.simulate.simulated_deployment import Deployment
@@ -67,7 +67,7 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     """Make the controller as a pod does: with a noisy profile of this hardware, or without one."""
     hot, world = deployment.service.hot, deployment.world
     longest, rng = deployment.service.longest_request or LONGEST_REQUEST, np.random.default_rng([seed, 0])
-    noisy = None if deployment.service.learns else fitted(world, deployment.drafters, rng, longest)
+    noisy = None if deployment.service.learns else fit_profile(world, deployment.drafters, rng, longest)
     settings = Settings(
         deployment.drafters, hot.max_draft_tokens, deployment.limits.slots,
         largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True,
@@ -76,7 +76,9 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     return lambda: Controller(settings, noisy, clock=time.perf_counter, rng=np.random.default_rng([seed, 1]))
 
 
-def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies) -> Iterator[PolicyFigures]:
+def compare_policies(
+    deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies
+) -> Iterator[PolicyFigures]:
     """Run all policies on one load; yields their figures in order."""
     engines = {name: _ran(_setting(deployment, name), load, build()) for name, build in policies.items()}
     plain_s = _latency_s(engines[PLAIN])

@@ -21,10 +21,10 @@ from outrider_runtime.simulate.replay.workload import (
     Lengths,
     Workload,
     answers_of,
-    closed,
+    draw_classes,
+    draw_closed_load,
     open_load,
     poisson,
-    with_classes,
 )
 from outrider_runtime.simulate.simulated_deployment import Deployment
 
@@ -49,7 +49,7 @@ class LoadOptions:
 def rates(deployment: Deployment, options: LoadOptions) -> list[float]:
     """Return default rates, up to more than plain decoding finishes at full load. Raises SimulationError."""
     clients, rng = deployment.limits.max_requests, np.random.default_rng(0)
-    load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, options.lengths)
+    load = draw_closed_load(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, options.lengths)
     setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
     engine = ReplayEngine(setting, _that_fit(deployment, load), Fixed(deployment.drafters))
     engine.run()
@@ -60,7 +60,7 @@ def rates(deployment: Deployment, options: LoadOptions) -> list[float]:
     return rates_per_s
 
 
-def at_rate(deployment: Deployment, options: LoadOptions, rate_per_s: float) -> Workload:
+def draw_poisson_load(deployment: Deployment, options: LoadOptions, rate_per_s: float) -> Workload:
     """Draw Poisson arrivals. Raises SimulationError for too many requests, or for requests that can never run."""
     rng = np.random.default_rng([options.seed, 2])
     load = open_load(
@@ -79,7 +79,7 @@ def _count(options: LoadOptions, rate_per_s: float) -> int:
     return max(LEAST_REQUESTS, round(count))
 
 
-def traced(deployment: Deployment, options: LoadOptions, trace: Path, rate_per_s: float | None) -> Workload:
+def read_trace_load(deployment: Deployment, options: LoadOptions, trace: Path, rate_per_s: float | None) -> Workload:
     """Read a trace; with a rate, scale the gaps between its requests.
 
     Raises SimulationError for an invalid trace, and for requests that can never run.
@@ -113,7 +113,7 @@ def _with_classes(deployment: Deployment, options: LoadOptions, load: Workload, 
     weights = np.array([options.mix.get(name, 0.0) if options.mix else 1.0 for name in names])
     if weights.sum() <= 0:
         raise SimulationError("--mix: the weights add up to nothing")
-    return with_classes(load, weights / weights.sum(), rng)
+    return draw_classes(load, weights / weights.sum(), rng)
 
 
 def read_trace(path: Path) -> tuple[Floats, Ints, Ints]:

@@ -13,7 +13,7 @@ from outrider_crds.base import seconds
 
 from outrider_runtime.simulate import bounds, report, service_manifest
 from outrider_runtime.simulate import load as loads
-from outrider_runtime.simulate.comparison import PolicyFigures, compared, policies
+from outrider_runtime.simulate.comparison import PolicyFigures, compare_policies, policies
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.load import LoadOptions
 from outrider_runtime.simulate.replay.workload import Lengths, Workload
@@ -21,11 +21,11 @@ from outrider_runtime.simulate.service_manifest import LOOKUP, Service
 from outrider_runtime.simulate.simulated_deployment import (
     DEFAULT_ACCEPTANCE,
     Deployment,
-    as_profiled,
-    deployed,
-    on_system,
+    deploy,
+    find_world,
+    load_profiled_world,
 )
-from outrider_runtime.simulate.worlds.world import known
+from outrider_runtime.simulate.worlds.world import world_names
 
 EXAMPLES = """\
 examples:
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     service = service_manifest.read(options.manifest)
-    world = on_system(service, options.system) if options.system is not None else as_profiled(options.profile)
-    deployment = deployed(service, world, _acceptance(options, service))
+    world = find_world(service, options.system) if options.system is not None else load_profiled_world(options.profile)
+    deployment = deploy(service, world, _acceptance(options, service))
     lengths = Lengths(options.prompt_tokens, options.output_tokens)
     load_options = LoadOptions(lengths, options.duration, dict(options.mix), options.seed)
     words = _words(options)
@@ -84,7 +84,7 @@ def _figures(deployment: Deployment, load_options: LoadOptions, options: argpars
     figures: list[PolicyFigures] = []
     for rate, load in _loads(deployment, load_options, options):
         print(f"simulating {len(load)} requests at {rate:.3g} a second ...", file=sys.stderr, flush=True)
-        figures += compared(deployment, load, rate, run)
+        figures += compare_policies(deployment, load, rate, run)
     return figures
 
 
@@ -93,11 +93,11 @@ def _loads(
 ) -> Iterator[tuple[float, Workload]]:
     """Yield each load with its rate in requests/s."""
     if options.trace is not None:
-        load = loads.traced(deployment, load_options, options.trace, options.rate)
+        load = loads.read_trace_load(deployment, load_options, options.trace, options.rate)
         yield options.rate or len(load) / float(load.at_s[-1]), load
         return
     for rate in [options.rate] if options.rate else loads.rates(deployment, load_options):
-        yield rate, loads.at_rate(deployment, load_options, rate)
+        yield rate, loads.draw_poisson_load(deployment, load_options, rate)
 
 
 def _prepare(folder: Path) -> None:
@@ -135,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
     hardware.add_argument(
         "--profile",
         metavar="NAME|FILE",
-        help=f"step times from a result of outrider-profile, or of {', '.join(known())}",
+        help=f"step times from a result of outrider-profile, or of {', '.join(world_names())}",
     )
     parser.add_argument(
         "--acceptance", type=_acceptance_of, action="append", default=[], metavar="[DRAFTER=]A",

@@ -77,13 +77,13 @@ _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed"
 
 
 @cache
-def shipped() -> Recording:
+def load_shipped() -> Recording:
     """Load the recording of SmolLM2-135M-Instruct and its drafters on Spec-Bench (docs/how-to/simulate.md)."""
     return load(FOLDER / "recordings" / "smollm2.npz")
 
 
 @cache
-def shipped_with_block_head() -> Recording:
+def load_shipped_with_block_head() -> Recording:
     """Recording of a block head, the EAGLE-3 head and lookups on the same prompts, answered again; without beams."""
     return load(FOLDER / "recordings" / "smollm2_block.npz")
 
@@ -100,7 +100,7 @@ def load(path: Path) -> Recording:
         return Recording(drafters, groups, **{name: file[name] for name in _ARRAYS}, trees=trees)
 
 
-def for_pool(
+def rename_for_pool(
     recording: Recording, recorded_as: Mapping[str, str], acceptance: Mapping[str, float | None], seed: int
 ) -> Recording:
     """Return the recording under the names of a pool's drafters.
@@ -112,7 +112,7 @@ def for_pool(
     columns: list[tuple[NDArray[np.int8], ...]] = []
     for number, (drafter, source) in enumerate(recorded_as.items()):
         share = acceptance[drafter]
-        source_recording = recording if share is None else lifted(recording, share, seed + number)
+        source_recording = recording if share is None else lift(recording, share, seed + number)
         for column, name in enumerate(recording.drafters):
             base, slash, coverage = name.partition("/")
             if base == source:
@@ -129,7 +129,7 @@ LESS_COVERED = {"/no-prompt": 0.7, "/after-hole": 0.85}
 """Factor of the lifted acceptance for a head whose cache covers less."""
 
 
-def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
+def lift(recording: Recording, acceptance: float, seed: int) -> Recording:
     """Make a synthetic recording: the same answers and confidences, with a target that accepts more or less.
 
     Each node is accepted with a probability that rises with its confidence; its mean over first nodes is `acceptance`.
@@ -147,11 +147,11 @@ def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
         depth[number] = np.minimum(hits.cumprod(1).sum(1), recording.proposed[number])
         if name in trees:
             draws = np.random.default_rng([seed, number, round(acceptance * 1000)])
-            trees[name] = _lifted_trees(trees[name], hits, offset, draws)
+            trees[name] = _lift_trees(trees[name], hits, offset, draws)
     return replace(recording, depth=depth, trees=trees)
 
 
-def _lifted_trees(trees: Trees, hits: NDArray[np.bool_], offset: float, rng: np.random.Generator) -> Trees:
+def _lift_trees(trees: Trees, hits: NDArray[np.bool_], offset: float, rng: np.random.Generator) -> Trees:
     """Move the accepted token to rank 1, and change nothing else.
 
     On the chain it moves at `hits` (P, DEPTH), on other paths with the same probability. Where it does not move, it
@@ -169,7 +169,7 @@ def _lifted_trees(trees: Trees, hits: NDArray[np.bool_], offset: float, rng: np.
         sure = _sigmoid(STEEPNESS * odds[rows, depth, first] + offset)
         hit = np.where(chain, hits[:, depth], rng.random(len(rows)) < sure) & any_child
         was = trees.on_path[:, depth].astype(np.int64)
-        drawn = _drawn_later(children, odds[:, depth], shares, rng)
+        drawn = _draw_later_child(children, odds[:, depth], shares, rng)
         later = np.where(recorded & (was != first), was, drawn)
         place = np.where(hit, first, later)
         alive &= any_child & (place != OFF_PATH)
@@ -221,7 +221,7 @@ def later_shares(trees: Trees) -> NDArray[np.float64]:
     return np.asarray(accepted / expected)
 
 
-def _drawn_later(
+def _draw_later_child(
     children: NDArray[np.bool_], odds: NDArray[np.float64], shares: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """(P,): draw a later child, or OFF_PATH."""

@@ -38,23 +38,23 @@ class Deployment:
     notices: tuple[str, ...]
 
 
-def on_system(service: Service, system: str) -> World:
+def find_world(service: Service, system: str) -> World:
     """Return step times on a system that NVIDIA measured: a shipped world if one fits, else a composed one.
 
     Raises SimulationError if they cannot be composed.
     """
     recipe = Recipe(service.name, system, service.gpus, shape_of(service.target), service.target, _drafts(service))
     shipped = next((candidate for candidate in RECIPES if candidate.covers(recipe)), None)
-    return worlds.load(shipped.name) if shipped else worlds.parsed(compose(recipe))
+    return worlds.load(shipped.name) if shipped else worlds.parse_world(compose(recipe))
 
 
-def as_profiled(name_or_file: str) -> World:
+def load_profiled_world(name_or_file: str) -> World:
     """Load a shipped world, or a result of outrider-profile. Raises SimulationError for anything else."""
     path = Path(name_or_file)
     return profiled.load(path) if path.is_file() else worlds.load(name_or_file)
 
 
-def deployed(service: Service, world: World, acceptance: Mapping[str, float | None]) -> Deployment:
+def deploy(service: Service, world: World, acceptance: Mapping[str, float | None]) -> Deployment:
     """Put a service on hardware. acceptance: by drafter; the default is DEFAULT_ACCEPTANCE.
 
     Raises SimulationError if the world has none of the pool's drafters, or `acceptance` names an unknown drafter.
@@ -63,14 +63,14 @@ def deployed(service: Service, world: World, acceptance: Mapping[str, float | No
     pool = [member for member in service.pool if parts[member.drafter.name] in world.drafters]
     unknown = [member.drafter.name for member in service.pool if member not in pool]
     if unknown and not pool:
-        raise SimulationError(f"{world.name} has step times for {_listed(world.drafters)} only, none of the pool's")
+        raise SimulationError(f"{world.name} has step times for {_list_names(world.drafters)} only, none of the pool's")
     names = [member.drafter.name for member in pool]
     _check(acceptance, [member.drafter.name for member in pool if member.recorded_as != LOOKUP])
     shares = {name: acceptance.get(name, DEFAULT_ACCEPTANCE) for name in names}
-    recording, most = recordings.shipped(), service.hot.max_draft_tokens
+    recording, most = recordings.load_shipped(), service.hot.max_draft_tokens
     if pool:
         recorded_as = {member.drafter.name: member.recorded_as for member in pool}
-        recording = recordings.for_pool(recording, recorded_as, shares, seed=0)
+        recording = recordings.rename_for_pool(recording, recorded_as, shares, seed=0)
     return Deployment(
         service=service,
         world=replace(world, drafters={member.drafter.name: _times(member, world, parts, most) for member in pool}),
@@ -80,7 +80,7 @@ def deployed(service: Service, world: World, acceptance: Mapping[str, float | No
             member.drafter.name: shares[member.drafter.name] for member in pool if member.recorded_as != LOOKUP
         },
         limits=replace(service.limits, kv_tokens=world.kv_tokens),
-        notices=(*service.notices, *_differences(service, world), *(_left_out(name, world) for name in unknown)),
+        notices=(*service.notices, *_differences(service, world), *(_skip_note(name, world) for name in unknown)),
     )
 
 
@@ -120,7 +120,7 @@ def _check(acceptance: Mapping[str, float | None], names: list[str]) -> None:
     for name in acceptance:
         if name not in names:
             raise SimulationError(
-                f"--acceptance: {name!r} is no simulated drafter with a model; there are {_listed(names)}"
+                f"--acceptance: {name!r} is no simulated drafter with a model; there are {_list_names(names)}"
             )
 
 
@@ -133,9 +133,9 @@ def _differences(service: Service, world: World) -> list[str]:
     return notices
 
 
-def _left_out(name: str, world: World) -> str:
-    return f"drafter {name!r} is left out: {world.name} has step times for {_listed(world.drafters)} only."
+def _skip_note(name: str, world: World) -> str:
+    return f"drafter {name!r} is left out: {world.name} has step times for {_list_names(world.drafters)} only."
 
 
-def _listed(names: Mapping[str, object] | list[str]) -> str:
+def _list_names(names: Mapping[str, object] | list[str]) -> str:
     return ", ".join(names) or "none"

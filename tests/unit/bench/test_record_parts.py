@@ -22,7 +22,7 @@ def only(recording: Recording, group: str) -> Recording:
 
 
 def test_parts_of_a_recording_join_to_the_whole():
-    whole = recordings.shipped()
+    whole = recordings.load_shipped()
     again = joined([only(whole, group) for group in whole.groups], whole.groups)
     for name in recordings._ARRAYS:
         assert np.array_equal(getattr(again, name), getattr(whole, name)), name

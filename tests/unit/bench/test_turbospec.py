@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 from bench.papers import turbospec
@@ -21,7 +21,9 @@ ROUNDS, ROUNDS_UNTIL_IT_IS_OFF = 8, 16
 
 def load_of(clients: int, rounds: int) -> Workload:
     """So many requests at any time."""
-    return closed(clients, rounds * clients, recordings.shipped(), None, np.random.default_rng(0), Lengths(227, 64))
+    return draw_closed_load(
+        clients, rounds * clients, recordings.load_shipped(), None, np.random.default_rng(0), Lengths(227, 64)
+    )
 
 
 def by_plain(world: World, load: Workload) -> dict[str, float]:

@@ -17,8 +17,8 @@ from outrider_runtime.profiler.grid import (
     StepPace,
     held_out,
     most_informative,
+    select_affordable,
     target_grid,
-    within,
 )
 
 from tests.unit.profiler.machine import LIMITS, PACE, TARGET, Machine
@@ -90,8 +90,8 @@ def test_set_up_of_a_batch_takes_the_time_of_prompts():
     in large batches spent the budget before their first step was measured."""
     short, long = GridPoint(64, 32), GridPoint(1024, 32)
     cheap = StepPace(step_s=0.005, token_s=1e-6, prompt_token_s=1e-6)
-    assert within([short, long], cheap, 10.0) == [short, long]
-    assert within([short, long], replace(cheap, prompt_token_s=30e-6), 10.0) == [short]
+    assert select_affordable([short, long], cheap, 10.0) == [short, long]
+    assert select_affordable([short, long], replace(cheap, prompt_token_s=30e-6), 10.0) == [short]
 
 
 def test_step_with_a_prompt_takes_the_time_of_prompts():
@@ -153,7 +153,7 @@ def test_held_out_shapes_do_not_span_the_design():
 @settings(max_examples=60, deadline=None)
 def test_any_engine_has_a_grid_that_it_can_run(limits, pace, budget_s):
     """Engines range from a busy laptop to a GPU with a long context: each has shapes to measure, and none hangs."""
-    grid = within(target_grid(limits), pace, budget_s)
+    grid = select_affordable(target_grid(limits), pace, budget_s)
     assert grid
     assert sorted(most_informative(grid, pace)) == sorted(grid)
     for point in grid:

@@ -238,7 +238,7 @@ def test_unclear_failure_gives_each_drafter_its_own_engine(tmp_path):
 )
 def test_exception_of_the_engine_becomes_a_reason(error, reason):
     """Reasons are what a condition shows and what a user searches for."""
-    assert failures.of_exception(error).reason == reason
+    assert failures.classify_exception(error).reason == reason
 
 
 def test_cause_of_an_exception_decides_the_reason():
@@ -249,13 +249,13 @@ def test_cause_of_an_exception_decides_the_reason():
         except MemoryError as cause:
             raise RuntimeError("Engine core initialization failed") from cause
     except RuntimeError as error:
-        result = failures.of_exception(error)
+        result = failures.classify_exception(error)
     assert result.reason == "OutOfMemory"
     assert "cannot allocate" in result.message
 
 
 def test_killed_engine_process_is_out_of_memory():
-    result = failures.of_exit(-9, "loading weights")
+    result = failures.classify_exit(-9, "loading weights")
     assert result.reason == "OutOfMemory"
     assert "limits.memory" in result.message
 
@@ -297,5 +297,5 @@ def test_mtp_is_measured_apart_from_a_head() -> None:
 )
 def test_hub_that_is_away_is_not_a_missing_model(words: str, reason: str) -> None:
     """A 503 counted as a model that is not there, and nothing was measured until the spec changed."""
-    assert failures.of_exception(OSError(words)).reason == reason
-    assert failures.of_obstacle(words) == reason
+    assert failures.classify_exception(OSError(words)).reason == reason
+    assert failures.classify_obstacle(words) == reason

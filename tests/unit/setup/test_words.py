@@ -74,7 +74,7 @@ def test_class_and_file_names_of_the_product_occur_once() -> None:
         "crds/b/main.py": "",
         "tests/slo.py": engine,
     }
-    assert sorted((finding.rule, finding.file, finding.text) for finding in words.repeated(sources)) == [
+    assert sorted((finding.rule, finding.file, finding.text) for finding in words.find_repeated(sources)) == [
         ("class twice", "operator/b/slo.py", "Engine, 2 times"),
         ("class twice", "runtime/a/slo.py", "Engine, 2 times"),
         ("file twice", "operator/b/slo.py", "slo.py, 2 times"),

@@ -60,14 +60,14 @@ def test_window_costs_whole_pages_and_notes_shared_acceptance(manifest):
 @pytest.mark.slow
 def test_two_heads_are_lifted_apart_and_the_better_is_used(service, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
-    world = simulated_deployment.on_system(service, "h100_sxm")
-    pair = simulated_deployment.deployed(
+    world = simulated_deployment.find_world(service, "h100_sxm")
+    pair = simulated_deployment.deploy(
         with_pool(service, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9}
     )
     rates = [mean_acceptance_rates(pair.recording, name)[0] for name in ("poor", "good")]
     assert rates == pytest.approx([0.2, 0.9], abs=0.08)
-    requests = load.at_rate(pair, load.LoadOptions(Lengths(60, 64), 1.0, {}, 0), 4.0)
-    rows = comparison.compared(pair, requests, 4.0, comparison.policies(pair, 0, statics=True))
+    requests = load.draw_poisson_load(pair, load.LoadOptions(Lengths(60, 64), 1.0, {}, 0), 4.0)
+    rows = comparison.compare_policies(pair, requests, 4.0, comparison.policies(pair, 0, statics=True))
     by_policy = {row.policy: row for row in rows}
     assert by_policy["good, k = 3"].speedup > by_policy["poor, k = 3"].speedup
     assert by_policy["outrider"].speedup > by_policy["poor, k = 3"].speedup
@@ -78,11 +78,11 @@ def test_a_pool_of_every_kind_runs(service, monkeypatch):
     """A head, a draft model whose times ship, and prompt lookup."""
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     pool = with_pool(service, head="eagle", small="draft", ngram="lookup")
-    mixed = simulated_deployment.deployed(pool, simulated_deployment.on_system(pool, "h200_sxm"), {})
+    mixed = simulated_deployment.deploy(pool, simulated_deployment.find_world(pool, "h200_sxm"), {})
     assert not mixed.notices
-    requests = load.at_rate(mixed, load.LoadOptions(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
+    requests = load.draw_poisson_load(mixed, load.LoadOptions(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
     assert (requests.slo_class == 0).all()
-    for row in comparison.compared(mixed, requests, 40.0, comparison.policies(mixed, 0, statics=False)):
+    for row in comparison.compare_policies(mixed, requests, 40.0, comparison.policies(mixed, 0, statics=False)):
         assert row.attained[1] is None
 
 
@@ -92,9 +92,11 @@ def test_under_overload_ours_lets_in_the_tight_class_first(service, monkeypatch)
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     classes = (SLOClass("tight", 0.05, 0.5), SLOClass("loose", 0.2))
     none = with_pool(dataclasses.replace(service, hot=dataclasses.replace(service.hot, slo_classes=classes)))
-    plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
-    requests = load.at_rate(plain, load.LoadOptions(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0)
-    ours, other = comparison.compared(plain, requests, 80.0, comparison.policies(plain, 0, statics=False))
+    plain = simulated_deployment.deploy(none, simulated_deployment.find_world(none, "h100_sxm"), {})
+    requests = load.draw_poisson_load(
+        plain, load.LoadOptions(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0
+    )
+    ours, other = comparison.compare_policies(plain, requests, 80.0, comparison.policies(plain, 0, statics=False))
     (mine, _), (theirs, _) = ours.attained, other.attained
     assert mine is not None
     assert theirs is not None
@@ -104,17 +106,17 @@ def test_under_overload_ours_lets_in_the_tight_class_first(service, monkeypatch)
 def test_an_empty_pool_is_plain_decoding(service, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     none = dataclasses.replace(with_pool(service), hot=dataclasses.replace(service.hot, slo_classes=()))
-    plain = simulated_deployment.deployed(none, simulated_deployment.on_system(none, "h100_sxm"), {})
-    requests = load.at_rate(plain, load.LoadOptions(Lengths(60, 16), 1.0, {}, 0), 4.0)
-    ours, other = comparison.compared(plain, requests, 4.0, comparison.policies(plain, 0, statics=True))
+    plain = simulated_deployment.deploy(none, simulated_deployment.find_world(none, "h100_sxm"), {})
+    requests = load.draw_poisson_load(plain, load.LoadOptions(Lengths(60, 16), 1.0, {}, 0), 4.0)
+    ours, other = comparison.compare_policies(plain, requests, 4.0, comparison.policies(plain, 0, statics=True))
     assert ours.latency_s == pytest.approx(other.latency_s, rel=1e-3)
 
 
 def test_a_pool_that_the_times_know_nothing_of_is_refused(service):
     """No figure rather than one of another pool."""
-    world = simulated_deployment.as_profiled("smollm2-135m-cpu")
+    world = simulated_deployment.load_profiled_world("smollm2-135m-cpu")
     with pytest.raises(SimulationError, match="step times for lookup, eagle only, none of the pool's"):
-        simulated_deployment.deployed(with_pool(service, head="eagle"), world, {})
+        simulated_deployment.deploy(with_pool(service, head="eagle"), world, {})
 
 
 def test_method_without_a_recording_is_refused(manifest):
@@ -128,8 +130,8 @@ def test_method_without_a_recording_is_refused(manifest):
 
 def test_what_the_figures_do_not_cover_is_said(service):
     """A drafter, a target and a number of GPUs that the step times do not know."""
-    world = simulated_deployment.as_profiled("llama-3.1-8b-8xa100-long")
-    notices = simulated_deployment.deployed(dataclasses.replace(service, target="someone/other"), world, {}).notices
+    world = simulated_deployment.load_profiled_world("llama-3.1-8b-8xa100-long")
+    notices = simulated_deployment.deploy(dataclasses.replace(service, target="someone/other"), world, {}).notices
     assert "the manifest's target is someone/other; the step times are those of meta-llama/Llama-3.1-8B." in notices
     assert "the manifest splits the target over 1; the step times are those of 8." in notices
     assert any("drafter 'head' is left out" in notice for notice in notices)
@@ -138,14 +140,14 @@ def test_what_the_figures_do_not_cover_is_said(service):
 @pytest.mark.slow
 def test_rates_go_by_what_plain_decoding_finishes(service):
     """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
-    on_h100 = simulated_deployment.deployed(service, simulated_deployment.on_system(service, "h100_sxm"), {})
+    on_h100 = simulated_deployment.deploy(service, simulated_deployment.find_world(service, "h100_sxm"), {})
     options = load.LoadOptions(Lengths(700, 64), 10.0, {}, 0)
     *_, fastest = load.rates(on_h100, options)
 
     def ttft_s(rate: float) -> float:
-        requests = load.at_rate(on_h100, options, rate)
+        requests = load.draw_poisson_load(on_h100, options, rate)
         policies = comparison.policies(on_h100, 0, statics=False)
-        return next(comparison.compared(on_h100, requests, rate, {"plain": policies["plain"]})).ttft_s
+        return next(comparison.compare_policies(on_h100, requests, rate, {"plain": policies["plain"]})).ttft_s
 
     capacity = fastest / load.SHARES[-1]
     assert ttft_s(0.8 * capacity) < 0.2
@@ -175,13 +177,13 @@ def test_unknown_model_is_refused_with_its_name():
 @composes
 def test_unmeasured_system_is_refused_with_the_known_ones(service):
     with pytest.raises(SimulationError, match="abacus; it has a100"):
-        simulated_deployment.on_system(service, "abacus")
+        simulated_deployment.find_world(service, "abacus")
 
 
 @composes
 def test_what_does_not_ship_is_composed(service):
     """Two H200 in place of one."""
-    world = simulated_deployment.on_system(dataclasses.replace(service, gpus=2), "h200_sxm")
+    world = simulated_deployment.find_world(dataclasses.replace(service, gpus=2), "h200_sxm")
     assert world.gpus == 2
     assert np.isfinite(world.kv_tokens)
 
@@ -192,7 +194,7 @@ def test_block_drafter_is_simulated_from_a_head(manifest):
     document["spec"]["draftPool"] = [{"name": "flash", "method": "Block", "block": block}]
     manifest.write_text(yaml.safe_dump(document))
     service_read = service_manifest.read(manifest)
-    deployed = simulated_deployment.deployed(service_read, simulated_deployment.on_system(service_read, "h100_sxm"), {})
+    deployed = simulated_deployment.deploy(service_read, simulated_deployment.find_world(service_read, "h100_sxm"), {})
     (drafter,), times = deployed.drafters, deployed.world.drafters["flash"]
     assert drafter.is_block
     assert drafter.most_tokens == 3

@@ -14,11 +14,11 @@ from outrider_runtime.control.settings import Drafter, Settings
 from outrider_runtime.loop.confidences import UNKNOWN, Calibrator
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
-from outrider_runtime.simulate.replay.fitted_profile import fitted
+from outrider_runtime.simulate.replay.fitted_profile import fit_profile
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.ranked_proposals import MIN_ACCEPTANCE, acceptance, verification_lengths
 from outrider_runtime.simulate.replay.step_scheduler import Limits
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load
 from outrider_runtime.simulate.worlds import world as worlds
 
 POOL = (
@@ -26,7 +26,7 @@ POOL = (
     Drafter("lookup"),
 )
 WORLD = worlds.load("llama-3.1-8b-h200")
-LIFTED = recordings.lifted(recordings.shipped(), 0.7, seed=0)
+LIFTED = recordings.lift(recordings.load_shipped(), 0.7, seed=0)
 
 
 def test_ranking_gives_the_budget_to_the_likeliest_proposals():
@@ -55,7 +55,7 @@ def served(load: Workload) -> tuple[ReplayEngine, list[VerifyPlan]]:
         device_ranks=True,
     )  # fmt: skip
     controller = Controller(
-        settings, fitted(WORLD, POOL, np.random.default_rng(1)), clock=lambda: 0.0, rng=np.random.default_rng(2)
+        settings, fit_profile(WORLD, POOL, np.random.default_rng(1)), clock=lambda: 0.0, rng=np.random.default_rng(2)
     )
     plans: list[VerifyPlan] = []
     plan_verify = controller.plan_verify
@@ -73,7 +73,7 @@ def served(load: Workload) -> tuple[ReplayEngine, list[VerifyPlan]]:
 @pytest.mark.slow
 def test_device_verifies_no_more_than_is_ordered():
     """Placeholders beyond the order stay unverified, and every request still gets its tokens."""
-    load = closed(48, 144, LIFTED, None, np.random.default_rng(0), Lengths(300, 48))
+    load = draw_closed_load(48, 144, LIFTED, None, np.random.default_rng(0), Lengths(300, 48))
     engine, plans = served(load)
     orders = [plan.device for plan in plans if plan.device is not None]
     assert sum(order.tokens for order in orders) < sum(int(order.caps.sum()) for order in orders if order.tokens)
@@ -97,7 +97,7 @@ class Half(Fixed):
 
 def test_device_verifies_proposals_before_filler():
     """A lookup finds something for a part of the requests only; the places of the others hold filler."""
-    load = closed(16, 48, LIFTED, None, np.random.default_rng(0), Lengths(300, 48))
+    load = draw_closed_load(16, 48, LIFTED, None, np.random.default_rng(0), Lengths(300, 48))
     shares = {}
     for by_device in (True, False):
         engine = ReplayEngine(

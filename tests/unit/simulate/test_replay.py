@@ -18,11 +18,18 @@ from outrider_runtime.control.step_times import Shape
 from outrider_runtime.loop.draft_caches import UNFILLABLE_GAP_TOKENS
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Policy, ReplayEngine, Setting
-from outrider_runtime.simulate.replay.fitted_profile import fitted
+from outrider_runtime.simulate.replay.fitted_profile import fit_profile
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
 from outrider_runtime.simulate.replay.step_scheduler import Limits
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
+from outrider_runtime.simulate.replay.workload import (
+    Lengths,
+    Workload,
+    draw_classes,
+    draw_closed_load,
+    open_load,
+    poisson,
+)
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import BlockPass, Pass
 
@@ -34,8 +41,8 @@ LOOKUP = Drafter("lookup")
 DRAFT = Drafter("draft", passes=True, needs_kv=True)
 POOL = (EAGLE, LOOKUP, DRAFT)
 WORLD = worlds.load("llama-3.1-8b-h100")
-RECORDED = recordings.shipped()
-LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)
+RECORDED = recordings.load_shipped()
+LIFTED = recordings.lift(RECORDED, 0.7, seed=0)
 
 
 def setting(recording=LIFTED, limits: Limits | None = None) -> Setting:
@@ -60,7 +67,7 @@ def ran(policy: Policy, load: Workload, where: Setting | None = None) -> ReplayE
 
 
 def static(requests: int, seed: int = 0) -> Workload:
-    return closed(requests, 3 * requests + 6, LIFTED, None, np.random.default_rng(seed), Lengths(300, 64))
+    return draw_closed_load(requests, 3 * requests + 6, LIFTED, None, np.random.default_rng(seed), Lengths(300, 64))
 
 
 def goodput(engine: ReplayEngine) -> float:
@@ -88,7 +95,7 @@ def test_requests_get_their_tokens_under_any_policy_and_memory(seed, name, kv_to
 def test_requests_with_patience_are_admitted_by_deadline():
     """Ours lets in by deadline, as the runtime does; without a patience it is first come, first served."""
     rng = np.random.default_rng(3)
-    load = with_classes(open_load(poisson(400.0, 60, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(2, 0.5), rng)
+    load = draw_classes(open_load(poisson(400.0, 60, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(2, 0.5), rng)
     small = setting(limits=Limits(max_requests=4))
     by_due = ran(Fixed(POOL), load, replace(small, patience_s=(0.01, 10.0))).requests
     in_order = ran(Fixed(POOL), load, small).requests
@@ -107,7 +114,7 @@ def test_policy_knows_how_long_prompts_have_waited():
             return super().plan_verify(batch, forest)
 
     rng = np.random.default_rng(3)
-    load = with_classes(open_load(poisson(400.0, 20, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(1, 1.0), rng)
+    load = draw_classes(open_load(poisson(400.0, 20, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(1, 1.0), rng)
     ran(Watching(POOL), load, replace(setting(limits=Limits(max_requests=2)), patience_s=(0.1,)))
     used, overdue = zip(*seen, strict=True)
     assert max(used) > 1.0
@@ -121,7 +128,7 @@ def test_the_same_seed_gives_the_same_run():
 
 def test_speculation_pays_at_one_request_and_costs_at_many():
     """The crossover that the loop is for, on the composed H100 with half of the first proposals accepted."""
-    half = setting(recordings.lifted(RECORDED, 0.5, seed=0))
+    half = setting(recordings.lift(RECORDED, 0.5, seed=0))
     gain = {
         n: goodput(ran(Fixed(POOL, 0, 5), static(n), half)) / goodput(ran(Fixed(POOL), static(n), half))
         for n in (1, 128)
@@ -173,7 +180,7 @@ def test_a_tuned_table_speculates_less_as_the_batch_grows():
 
 def test_lifted_recordings_accept_what_they_are_named_after():
     for share in (0.5, 0.7, 0.9):
-        lifted = recordings.lifted(RECORDED, share, seed=1)
+        lifted = recordings.lift(RECORDED, share, seed=1)
         assert mean_acceptance_rates(lifted, "eagle")[0] == pytest.approx(share, abs=0.06)
         assert mean_acceptance_rates(lifted, "eagle/no-prompt")[0] < mean_acceptance_rates(lifted, "eagle")[0]
         assert (
@@ -204,7 +211,7 @@ def test_full_memory_leaves_room_for_drafts_in_held_blocks():
     rng = np.random.default_rng(5)
     small = setting(limits=Limits(kv_tokens=4000))
     load = open_load(np.zeros(150), LIFTED, None, rng, Lengths(40, 96))
-    latency = fitted(WORLD, POOL, np.random.default_rng(0))
+    latency = fit_profile(WORLD, POOL, np.random.default_rng(0))
     loop = Controller(
         Settings(POOL, 5, small.limits.slots, largest_graph_tokens=WORLD.graph_tokens),
         latency,
@@ -223,7 +230,8 @@ def test_the_profile_is_measured_as_far_as_requests_go():
     world, shape = worlds.load("llama-3.1-8b-8xa100-long"), Shape(64 * 8000.0, 64, 64, 64 * 8.0)
     seconds = world.target_s(Pass(64, 64, 8000, 64))
     costs = [
-        fitted(world, (), np.random.default_rng(0), longest).target[ExecutionMode.UNIFORM] for longest in (4096, 32_768)
+        fit_profile(world, (), np.random.default_rng(0), longest).target[ExecutionMode.UNIFORM]
+        for longest in (4096, 32_768)
     ]
     assert costs[0].seconds(shape) < 0.85 * seconds
     assert costs[1].seconds(shape) == pytest.approx(seconds, rel=0.05)
@@ -233,7 +241,7 @@ def test_drafter_with_cost_per_request_is_profiled_with_it():
     """The fit takes the smallest form that holds, like outrider-profile. Bug: a head on CPUs was up to a quarter
     more expensive than its profile said."""
     world = worlds.load("smollm2-135m-cpu")
-    cost = fitted(world, (EAGLE,), np.random.default_rng(0)).drafters["eagle"]
+    cost = fit_profile(world, (EAGLE,), np.random.default_rng(0)).drafters["eagle"]
     for requests in (1, 6, 24, 96):
         seconds = world.draft_s("eagle", Pass(requests, requests, 600, requests), 3)
         assert cost.seconds(Shape(requests * 600, requests, requests, requests * 0.6), 3) == pytest.approx(
@@ -300,7 +308,7 @@ def test_replay_observes_steps_as_late_as_the_engine(asynchronous, behind):
 
 def test_replay_asynchronous_placeholder_costs_a_whole_token():
     """A place that no lookup fills is run by the target all the same."""
-    half = setting(recordings.lifted(RECORDED, 0.5, seed=0))
+    half = setting(recordings.lift(RECORDED, 0.5, seed=0))
     seconds = {}
     for asynchronous in (False, True):
         log = ran(Fixed(POOL, 1, 5), static(128), replace(half, asynchronous=asynchronous)).log
@@ -346,7 +354,7 @@ def with_a_block_drafter(recording=LIFTED, **limits) -> Setting:
     """A block drafter that is as often right as the recorded head, and prompt lookup."""
     names = {"block": "eagle", "lookup": "lookup"}
     times = {"block": BlockPass(EAGLE_TIMES, BLOCK_TOKENS), "lookup": WORLD.drafters["lookup"]}
-    columns = recordings.for_pool(recording, names, dict.fromkeys(names), seed=0)
+    columns = recordings.rename_for_pool(recording, names, dict.fromkeys(names), seed=0)
     return Setting(replace(WORLD, drafters=times), columns, (BLOCK, LOOKUP), Limits(**limits))
 
 
@@ -406,7 +414,7 @@ def test_loop_uses_a_block_drafter_in_the_replay():
     """A block pays at two requests. The loop feeds it from the first prompt on, since gaps stay."""
     where, rng = with_a_block_drafter(), np.random.default_rng(0)
     loop = Controller(
-        Settings((BLOCK, LOOKUP), BLOCK_TOKENS, Limits().slots), fitted(where.world, where.drafters, rng),
+        Settings((BLOCK, LOOKUP), BLOCK_TOKENS, Limits().slots), fit_profile(where.world, where.drafters, rng),
         clock=time.perf_counter, rng=rng,
     )  # fmt: skip
     plain = goodput(ran(Fixed((BLOCK, LOOKUP)), static(2), where))

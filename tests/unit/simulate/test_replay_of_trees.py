@@ -17,13 +17,13 @@ from outrider_runtime.simulate.replay.beams import RecordedBeams
 from outrider_runtime.simulate.replay.engine import ReplayEngine, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.step_scheduler import Limits
-from outrider_runtime.simulate.replay.workload import Lengths, closed
+from outrider_runtime.simulate.replay.workload import Lengths, draw_closed_load
 from outrider_runtime.simulate.worlds import world as worlds
 
 from bench.replay.tree_baselines import AdaServe, StaticTree, path_probabilities
 
-RECORDED = recordings.shipped()
-LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)
+RECORDED = recordings.load_shipped()
+LIFTED = recordings.lift(RECORDED, 0.7, seed=0)
 BEAMS = RecordedBeams(RECORDED.trees["eagle"])
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True, widest=WIDTH)
 WORLD = worlds.load("llama-3.1-8b-a100")
@@ -94,7 +94,7 @@ def test_trees_serve_each_token_once_in_fewer_steps_than_chains():
     """A chain and a tree around it give the same tokens for the same requests; a step with the tree gives more."""
     steps = {}
     for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH, (4, 1, 1, 1, 1, 1, 1, 1)))):
-        load = closed(4, 16, LIFTED, None, np.random.default_rng(0), Lengths(200, 64))
+        load = draw_closed_load(4, 16, LIFTED, None, np.random.default_rng(0), Lengths(200, 64))
         engine = ReplayEngine(Setting(WORLD, LIFTED, (EAGLE,), Limits(), bundled=True), load, policy)
         engine.run()
         assert sum(engine.log.tokens) == load.output.sum()

@@ -12,9 +12,9 @@ import pytest
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.step_times import Shape
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.replay.fitted_profile import fitted
+from outrider_runtime.simulate.replay.fitted_profile import fit_profile
 from outrider_runtime.simulate.worlds import compose
-from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, known, load
+from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, load, world_names
 
 from bench.papers import magicdec_world
 
@@ -28,7 +28,7 @@ def decoding(requests: int, query: int = 1, context: int = 500) -> Pass:
     return Pass(requests * query, requests, context, requests * query)
 
 
-@pytest.fixture(params=known())
+@pytest.fixture(params=world_names())
 def world(request) -> World:
     return load(request.param)
 
@@ -77,7 +77,7 @@ def test_a_varlen_step_with_a_prompt_pays_for_its_pieces_once():
 
 def test_a_profile_of_flash_attention_2_tells_varlen_steps_apart():
     """What the loop mounts prices 32 requests of 3 tokens each lower than 96 tokens of other lengths."""
-    costs = fitted(load("llama-3.1-8b-a100"), (), np.random.default_rng(0)).target
+    costs = fit_profile(load("llama-3.1-8b-a100"), (), np.random.default_rng(0)).target
     shape = Shape(32 * 500, 96, 32, 500 * 96 / 1000)
     assert costs[ExecutionMode.VARLEN].seconds(shape) > costs[ExecutionMode.UNIFORM].seconds(shape)
 

@@ -118,18 +118,18 @@ def _draft_pass(states: RequestStates, fed: Ints, requests: int, budget: int | N
     """Make the first pass of a drafter over `fed` (N,) tokens; large ones are timed like a prefill."""
     long = ((fed > 0) & (~states.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
     prefix = np.maximum(0, states.context[long] - fed[long])
-    chunks = list(zip(fed[long].tolist(), _bounded(prefix, budget).tolist(), strict=True))
+    chunks = list(zip(fed[long].tolist(), _bound_to_budget(prefix, budget).tolist(), strict=True))
     read = _read(states.context[states.decodes], budget)
     return Pass(max(int(fed.sum()), requests), requests, read, max(requests, 1), chunks)
 
 
-def _bounded(context: Ints, budget: int | None) -> Ints:
+def _bound_to_budget(context: Ints, budget: int | None) -> Ints:
     return context if budget is None else np.minimum(context, budget)
 
 
 def _read(context: Ints, budget: int | None) -> float:
     """Return the mean number of cached tokens that a pass reads per request."""
-    return float(_bounded(context, budget).mean()) if len(context) else 0.0
+    return float(_bound_to_budget(context, budget).mean()) if len(context) else 0.0
 
 
 def _decoding(states: RequestStates) -> tuple[int, float]:

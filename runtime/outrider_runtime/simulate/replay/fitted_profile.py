@@ -24,7 +24,7 @@ CHUNKS = (128, 256, 512, 1024, 2048)
 DRAFT_PASSES = (1, 3)
 
 
-def fitted(
+def fit_profile(
     world: World, drafters: Sequence[Drafter], rng: np.random.Generator, longest: int = LONGEST_REQUEST
 ) -> LatencyModel:  # fmt: skip
     """Measure the world like outrider-profile: steps that decode and verify, steps with prefill, and each drafter.

@@ -55,7 +55,7 @@ def answers_of(recording: Recording, group: str | None, count: int, rng: np.rand
     return np.asarray(rng.choice(fits, count), np.int64)
 
 
-def closed(
+def draw_closed_load(
     clients: int, count: int, recording: Recording, group: str | None, rng: np.random.Generator,
     lengths: Lengths = Lengths(),
 ) -> Workload:  # fmt: skip
@@ -79,6 +79,6 @@ def poisson(rate_per_s: float, count: int, rng: np.random.Generator) -> Floats:
     return np.asarray(np.cumsum(rng.exponential(1 / rate_per_s, count)))
 
 
-def with_classes(load: Workload, shares: Floats, rng: np.random.Generator) -> Workload:
+def draw_classes(load: Workload, shares: Floats, rng: np.random.Generator) -> Workload:
     """Draw the SLO class of each request. shares: (classes,), with sum 1."""
     return replace(load, slo_class=np.asarray(rng.choice(len(shares), len(load), p=shares), np.int64))

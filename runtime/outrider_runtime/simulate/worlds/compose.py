@@ -151,11 +151,11 @@ def missing_package(name: str) -> SimulationError:
 def tables(kernels: Kernels, *, wide_input: bool = False) -> ModelTables:
     """Make the tables of a model. wide_input: whether queries and keys read twice the width, as in an EAGLE head."""
     steps = [kernels.decode(tokens, 1024) for tokens in TOKENS]
-    decode = [[_named(kernels.decode(n, context), "attention") for context in CONTEXT] for n in REQUESTS]
+    decode = [[_part_ms(kernels.decode(n, context), "attention") for context in CONTEXT] for n in REQUESTS]
     prefill = [[kernels.prefill_attention(chunk, prefix) for prefix in PREFIX] for chunk in CHUNK]
     return ModelTables(
         curve(TOKENS, [_each_token_ms(step, wide_input) for step in steps]),
-        curve(LOGITS, [_named(kernels.decode(n, 1024), "logits") for n in LOGITS]),
+        curve(LOGITS, [_part_ms(kernels.decode(n, 1024), "logits") for n in LOGITS]),
         surface(REQUESTS, CONTEXT, decode),
         surface(CHUNK, PREFIX, prefill),
     )
@@ -163,16 +163,16 @@ def tables(kernels: Kernels, *, wide_input: bool = False) -> ModelTables:
 
 def _each_token_ms(step: Mapping[str, float], wide_input: bool) -> float:
     parts = sum(ms for name, ms in step.items() if "attention" not in name and "logits" not in name)
-    return parts + (_named(step, "qkv") if wide_input else 0.0)
+    return parts + (_part_ms(step, "qkv") if wide_input else 0.0)
 
 
-def _named(step: Mapping[str, float], part: str) -> float:
+def _part_ms(step: Mapping[str, float], part: str) -> float:
     return sum(ms for name, ms in step.items() if part in name)
 
 
 def fusion(kernels: Kernels) -> Curve:
     """Return the extra time of an EAGLE-3 head's first pass, which fuses three hidden states of the target into one."""
-    return curve(TOKENS, [3 * _named(kernels.decode(n, 1024), "proj") for n in TOKENS])
+    return curve(TOKENS, [3 * _part_ms(kernels.decode(n, 1024), "proj") for n in TOKENS])
 
 
 def compose(recipe: Recipe) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.worlds.compose import GRAPH_TOKENS, write
-from outrider_runtime.simulate.worlds.world import World, parsed
+from outrider_runtime.simulate.worlds.world import World, parse_world
 
 UNLIMITED = 1 << 30
 DERIVED = (
@@ -30,7 +30,7 @@ DERIVED = (
 
 def load(path: Path) -> World:
     """Load a result of outrider-profile. Raises SimulationError for any other file."""
-    return parsed(document(path, path.stem))
+    return parse_world(document(path, path.stem))
 
 
 def document(path: Path, name: str) -> dict[str, Any]:

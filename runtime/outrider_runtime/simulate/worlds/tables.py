@@ -94,13 +94,13 @@ def from_document(document: Mapping[str, Any]) -> ModelTables:
 
 
 def curve_document(curve: Curve) -> dict[str, list[float]]:
-    return {"at": list(curve.at), "ms": _rounded(curve.ms)}
+    return {"at": list(curve.at), "ms": _round_ms(curve.ms)}
 
 
 def _surface_document(surface: Surface) -> dict[str, Any]:
     columns = list(surface.curves[0].at)
-    return {"rows": list(surface.rows), "columns": columns, "ms": [_rounded(row.ms) for row in surface.curves]}
+    return {"rows": list(surface.rows), "columns": columns, "ms": [_round_ms(row.ms) for row in surface.curves]}
 
 
-def _rounded(ms: Sequence[float]) -> list[float]:
+def _round_ms(ms: Sequence[float]) -> list[float]:
     return [float(f"{value:.4g}") for value in ms]

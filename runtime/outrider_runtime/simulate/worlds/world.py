@@ -132,9 +132,9 @@ class Passes:
     """Extra time of a head's first pass."""
 
     def ms(self, first: Pass, passes: int, width: int = 1) -> float:
-        once = self.forward.ms(first, padded(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
+        once = self.forward.ms(first, padded_tokens(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
         later = first.later(width)
-        return once + max(0, passes - 1) * self.forward.ms(later, padded(later))
+        return once + max(0, passes - 1) * self.forward.ms(later, padded_tokens(later))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +152,7 @@ class BlockPass:
     def ms(self, first: Pass, passes: int, width: int = 1) -> float:  # noqa: ARG002
         fed_ms = BLOCK_FEEDING * self.head.fusion(first.tokens) if self.head.fusion else 0.0
         block = first.later(self.tokens)
-        return fed_ms + (self.head.forward.layers_ms(block, padded(block), BLOCK_LAYERS) if passes else 0.0)
+        return fed_ms + (self.head.forward.layers_ms(block, padded_tokens(block), BLOCK_LAYERS) if passes else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,10 @@ class World:
 
     def _tokens(self, work: Pass) -> int:
         fits = self.graph_tokens is not None and work.tokens <= self.graph_tokens
-        return padded(work) if fits else work.tokens
+        return padded_tokens(work) if fits else work.tokens
 
 
-def padded(work: Pass) -> int:
+def padded_tokens(work: Pass) -> int:
     """Return the tokens of the smallest graph that holds the pass: 1, 2, 4, multiples of 8 to 256, then of 16."""
     tokens = work.tokens
     if tokens <= 2 or work.prompts:
@@ -209,18 +209,18 @@ def padded(work: Pass) -> int:
     return -(-tokens // size) * size
 
 
-def known() -> list[str]:
+def world_names() -> list[str]:
     return sorted(path.stem for path in WORLDS.glob("*.json"))
 
 
 def load(name: str) -> World:
     """Load a shipped world. Raises SimulationError, which lists the shipped ones, for an unknown name."""
-    if name not in known():
-        raise SimulationError(f"{name} is no file, and no world is called so; known are {', '.join(known())}")
-    return parsed(json.loads((WORLDS / f"{name}.json").read_text(encoding="utf-8")))
+    if name not in world_names():
+        raise SimulationError(f"{name} is no file, and no world is called so; known are {', '.join(world_names())}")
+    return parse_world(json.loads((WORLDS / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def parsed(document: Mapping[str, Any]) -> World:
+def parse_world(document: Mapping[str, Any]) -> World:
     parts = document["drafters"]
     if document["origin"] == "measured":
         target: TargetTimes = coefficients.target(document["target"], document["graphTokens"])
