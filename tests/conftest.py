@@ -27,9 +27,11 @@ TOGETHER = {
     "tests/cluster": "clusters without an operator",
     "tests/operator": "the operator's cluster",
     "tests/e2e": "the end-to-end cluster",
-    "tests/engine/test_server_": "the session's server",
+    "tests/engine/test_server_": "servers",
+    "tests/engine/test_two_nodes": "servers",
 }
-"""What one process runs in one go because it shares a cluster or a server, by the beginning of the file's path."""
+"""What one process runs in one go because it shares a cluster or a server, or because two of its kind would not fit the
+memory (each server is three processes, of 1 to 2 GiB each), by the beginning of the file's path."""
 LONGEST_FIRST = (
     "tests/operator/api",
     "tests/operator/chart",
@@ -37,6 +39,7 @@ LONGEST_FIRST = (
     "tests/operator",
     "tests/e2e",
     "tests/engine/test_profiler.py",
+    "tests/engine/test_two_nodes.py",
     "tests/engine/test_windowed_draft_model.py",
     "tests/engine/test_two_ranks.py",
     "tests/engine/test_block_drafts.py",
@@ -45,7 +48,7 @@ LONGEST_FIRST = (
     "tests/unit/control",
 )
 """Beginnings of paths. Tests of the API write a status themselves: where there is one process, they run before an
-operator starts."""
+operator starts. Two nodes' servers end before the session's server starts."""
 FIRST_SERVED = ("cluster", "operator", "e2e", "test_profiler.py", "test_profiling.py")
 """Folders and files whose tests get the processor before others: a kubelet's probes are answered in time, and what is
 measured is not the neighbour."""

@@ -16,6 +16,7 @@ from setup.steps import CACHE
 from tests.cluster.cluster import Cluster
 from tests.e2e.conftest import PATIENCE_S, Service
 from tests.e2e.name_server import NameServer
+from tests.engine.engines import SMALL_CACHE
 from tests.engine.planted_models import even_heads_of_small
 from tests.operator.leader_worker_sets import LeaderWorkerSets
 
@@ -41,8 +42,8 @@ def _manifest(names: str) -> dict[str, Any]:
                 "tensorParallelSize": 2,
                 "dtype": "float32",
                 "maxModelLen": 256,
-                "extraArgs": ["--max-num-seqs=4", "--max-num-batched-tokens=256", "--enforce-eager"],
-                "env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}, {"name": "KMP_BLOCKTIME", "value": "0"}],
+                "extraArgs": ["--max-num-seqs=4", "--max-num-batched-tokens=256", "--enforce-eager", SMALL_CACHE],
+                "env": [{"name": "KMP_BLOCKTIME", "value": "0"}],
             },
             "podTemplate": {
                 "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}},

@@ -49,12 +49,18 @@ SMALL_LAYERS = (1, 2, 4)
 EAGLE_HEAD = SHIPPED_HEAD
 OUTPUT_TOKENS = 24
 """Default output tokens of a request; each has its full length."""
-CACHE_GIB = "1"
-"""Default size of the KV cache: without it an engine takes the memory that the machine has, next to other engines."""
+SMALL_CACHE = "--kv-cache-memory-bytes=268435456"
+"""Size of the KV cache. An engine of CPUs writes all of it at its start, and several run side by side."""
 DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
 """Device of the engines in these tests: "gpu" runs them on one; CONTRIBUTING.md says how."""
 DEVICE_ARGUMENTS = shlex.split(os.environ.get("OUTRIDER_TEST_DEVICE_ARGUMENTS", "--enforce-eager"))
-ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", *DEVICE_ARGUMENTS)
+ENGINE_ARGUMENTS = (
+    "--max-model-len=1024",
+    "--max-num-seqs=16",
+    "--max-num-batched-tokens=512",
+    SMALL_CACHE,
+    *DEVICE_ARGUMENTS,
+)
 
 
 def windowed(folder: Path, source: Path = SMALL) -> Path:
@@ -178,10 +184,7 @@ def own_environment(**variables: str) -> Iterator[None]:
 def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     """A `vllm.LLM` in this process; closed again with its threads and its distributed state, its run folder removed.
     After a start that failed the folder stays: it has the notes for the next start."""
-    cache_gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB)
-    with own_environment(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR", VLLM_CPU_KVCACHE_SPACE=cache_gib
-    ):  # fmt: skip
+    with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"):
         launch.prepare(plan)
         hide_dunders_of_llvmlite()
         with small_heap(), suspensions_without_end():

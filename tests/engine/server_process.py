@@ -17,6 +17,7 @@ import httpx
 from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.snapshot import WRITE_EVERY_S
 
+from tests.engine.engines import SMALL_CACHE
 from tests.ports import free_port
 
 PATIENCE_S = 600.0
@@ -139,7 +140,10 @@ def boot_document(target: Path, *, extra_arguments: list[str]) -> dict[str, Any]
         "revision": "alone-1",
         "target": {"name": str(target), "source": {"hub": {}}},
         "accelerator": {"products": ["cpu"]},
-        "engine": {"maxModelLen": 1024, "extraArgs": ["--max-num-seqs=4", "--enforce-eager", *extra_arguments]},
+        "engine": {
+            "maxModelLen": 1024,
+            "extraArgs": ["--max-num-seqs=4", "--enforce-eager", SMALL_CACHE, *extra_arguments],
+        },
         "maxDraftTokens": 3,
     }
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.engine.bucket_server import Bucket, bucket
-from tests.engine.engines import POOR_DRAFT, SMALL
+from tests.engine.engines import POOR_DRAFT, SMALL, SMALL_CACHE
 from tests.engine.server_process import PATIENCE_S, REPETITIVE, Server
 
 pytestmark = [
@@ -35,7 +35,7 @@ def _server(folder: Path, models: Bucket, target: str, *drafters: dict[str, Any]
         "target": {"name": "small", "source": {"s3": {"uri": f"s3://{models.name}/{target}"}}},
         "draftPool": list(drafters),
         "accelerator": {"products": ["cpu"]},
-        "engine": {"maxModelLen": 512, "extraArgs": ["--max-num-seqs=4", "--enforce-eager"]},
+        "engine": {"maxModelLen": 512, "extraArgs": ["--max-num-seqs=4", "--enforce-eager", SMALL_CACHE]},
     }
     document = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "metadata": {"name": "small"}}
     manifest.write_text(yaml.safe_dump({**document, "spec": spec}))
@@ -46,7 +46,6 @@ def _server(folder: Path, models: Bucket, target: str, *drafters: dict[str, Any]
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_CA_BUNDLE": str(models.authority),
         "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     return Server(folder / "server.log", "small", "-f", str(manifest), environment=environment)
 

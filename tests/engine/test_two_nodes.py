@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.engine.engines import SMALL_CACHE
 from tests.engine.planted_models import even_heads_of_small
 from tests.engine.server_process import PATIENCE_S, Server
 from tests.ports import free_port
@@ -41,8 +42,7 @@ def _manifest(folder: Path) -> Path:
                 "tensorParallelSize": NODES,
                 "dtype": "float32",
                 "maxModelLen": 256,
-                "extraArgs": ["--max-num-seqs=4", "--max-num-batched-tokens=256", "--enforce-eager"],
-                "env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}],
+                "extraArgs": ["--max-num-seqs=4", "--max-num-batched-tokens=256", "--enforce-eager", SMALL_CACHE],
             },
         },
     }

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from outrider_crds.profile_keys import normalised_arguments
 from outrider_crds.runtime_config import BootConfig
 
 from outrider_runtime.memory_limit import cpu_cache_gib, memory_limit_bytes
@@ -18,7 +19,7 @@ def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str
     chosen = {variable.name: variable.value for variable in boot.engine.env}
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
     if boot.accelerator.on_cpu:
-        defaults |= _cpu_defaults({**environ, **chosen})
+        defaults |= _cpu_defaults({**environ, **chosen}) | _cpu_cache(boot)
     environment = {name: value for name, value in defaults.items() if name not in environ} | chosen
     return environment | {RUN_DIR_VARIABLE: run_dir, **SECOND_RUNNER} | _interpreter(on_cpu=boot.accelerator.on_cpu)
 
@@ -32,14 +33,19 @@ def _interpreter(*, on_cpu: bool) -> dict[str, str]:
 
 
 def _cpu_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    defaults = {
-        "VLLM_CPU_KVCACHE_SPACE": str(cpu_cache_gib(memory_limit_bytes())),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+    defaults = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     library = openmp_library()
     if library is not None and not environ.get("LD_PRELOAD"):
         defaults["LD_PRELOAD"] = str(library)  # speculation is faster with it; takes effect in child processes
     return defaults
+
+
+def _cpu_cache(boot: BootConfig) -> dict[str, str]:
+    """The size of the KV cache, where the user gives none: to vLLM the variable counts more than the argument."""
+    arguments = normalised_arguments(boot.engine.extra_args)
+    if any(argument.startswith("--kv-cache-memory-bytes=") for argument in arguments):
+        return {}
+    return {"VLLM_CPU_KVCACHE_SPACE": str(cpu_cache_gib(memory_limit_bytes()))}
 
 
 def openmp_library() -> Path | None:

@@ -208,6 +208,17 @@ def test_what_the_pod_sets_wins_over_our_defaults() -> None:
     assert environment["OUTRIDER_RUN_DIR"] == "/run/outrider"
 
 
+@pytest.mark.parametrize("argument", [["--kv-cache-memory-bytes=1000"], ["--kv_cache_memory_bytes", "1000"]])
+def test_a_cpu_cache_in_bytes_is_the_users(argument: list[str]) -> None:
+    """Bug: our default stands in a variable, which vLLM takes before the argument."""
+    boot = boot_config([lookup()])
+    for extra_args, default in ([], True), (argument, False):
+        ours = engine_environment(
+            boot.model_copy(update={"engine": Engine(extra_args=extra_args)}), "/run/outrider", {}
+        )
+        assert ("VLLM_CPU_KVCACHE_SPACE" in ours) == default
+
+
 @pytest.mark.parametrize(("limit", "gib"), [(None, 2), (1 << 30, 1), (16 << 30, 4)])
 def test_the_cpu_cache_leaves_room_for_the_rest_of_the_pod(limit: int | None, gib: int) -> None:
     """Bug: vLLM's own default takes 90% of the node's memory, whatever the pod's limit."""
