@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib
@@ -252,6 +253,7 @@ def stop(llm: Any) -> None:
     del llm
     gc.collect()
     cleanup_dist_env_and_memory()
+    ctypes.CDLL(None).malloc_trim(0)  # weights leave gaps in the heap, which a process of many engines would keep
 
 
 RequestArguments = tuple[str, dict[str, Any]]
