@@ -92,8 +92,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
 
 def _manifest(folder: Path) -> Path:
     """The example, and an EAGLE-3 head whose weights end in the middle."""
-    shutil.copytree(EXAMPLE.parent / "models", folder / "models")
-    broken = folder / "models" / BROKEN
+    broken = folder / BROKEN
     shutil.copytree(EAGLE_HEAD, broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: 1 << 20])

@@ -32,7 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     document["spec"]["engine"] |= {"backend": "Torch", "dtype": "float32"}
     (folder / "service.yaml").write_text(yaml.safe_dump(document))
     (folder / "sitecustomize.py").write_text(WITHOUT_VLLM)
-    shutil.copytree(EXAMPLE.parent / "models", folder / "models")
     started = Server(
         folder / "server.log", TARGET.name, "-f", str(folder / "service.yaml"), environment={"PYTHONPATH": str(folder)}
     )
