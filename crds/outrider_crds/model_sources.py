@@ -10,6 +10,8 @@ from outrider_crds.base import Model, Path, ShortText
 from outrider_crds.names import BucketUri, DataKey, HostFolder, Image, ObjectName, ServedName
 from outrider_crds.quantity import Size
 
+MOST_ADAPTERS = 32
+
 
 class SecretKeyRef(Model):
     name: ObjectName
@@ -100,9 +102,6 @@ class CABundle(Model):
     """ConfigMap with the certificates."""
     secret: BundleRef | None = None
     """Secret with the certificates. The pod reads it; the operator never does."""
-
-
-MOST_ADAPTERS = 32
 
 
 class AdapterVolume(Model):

@@ -25,6 +25,10 @@ from outrider_operator.decide import decide
 from outrider_operator.operator_metrics.status_metrics import ServiceStatusMetrics
 
 logger = logging.getLogger(__name__)
+# kopf ends the process after the last of these pauses. An API server may be away for long.
+_API_RETRY_PAUSES_S = (1, 1, 2, 3, *(5,) * 720)
+# Loggers that write a line for every probe and request.
+_CHATTY = ("kopf.activities", "aiohttp.access")
 
 
 def main() -> None:
@@ -63,12 +67,6 @@ async def _run(settings: OperatorSettings) -> bool:
         await api.close()
         await lease_thread.run(lease_api.close())
     return controller.failed
-
-
-# kopf ends the process after the last of these pauses. An API server may be away for long.
-_API_RETRY_PAUSES_S = (1, 1, 2, 3, *(5,) * 720)
-# Loggers that write a line for every probe and request.
-_CHATTY = ("kopf.activities", "aiohttp.access")
 
 
 def build_registry(controller: ServiceController, client: ClientConfiguration) -> kopf.OperatorRegistry:

@@ -22,6 +22,13 @@ from outrider_operator.kinds import LEASE
 from outrider_operator.operator_metrics import telemetry
 
 _Result = TypeVar("_Result")
+logger = logging.getLogger(__name__)
+DURATION_S = 15
+RENEW_EVERY_S = 5.0
+GIVE_UP_AFTER_S = 10.0
+RETRY_EVERY_S = 1.0
+SETTLE_S = GIVE_UP_AFTER_S
+"""Seconds after which a holder whose Lease was deleted has noticed that, or has given up."""
 
 
 class LoopThread:
@@ -34,16 +41,6 @@ class LoopThread:
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run `work` in the thread. Cancelling this cancels it there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-
-logger = logging.getLogger(__name__)
-
-DURATION_S = 15
-RENEW_EVERY_S = 5.0
-GIVE_UP_AFTER_S = 10.0
-RETRY_EVERY_S = 1.0
-SETTLE_S = GIVE_UP_AFTER_S
-"""Seconds after which a holder whose Lease was deleted has noticed that, or has given up."""
 
 
 class Claim(Enum):

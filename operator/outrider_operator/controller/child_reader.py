@@ -31,6 +31,18 @@ _POLICY_PAGES = 10
 """Pages of NetworkPolicies that are read per namespace, which users may fill."""
 _POLICIES_FOR_S = 30.0
 """Seconds for which a list of NetworkPolicies is reused."""
+_MAX_READS = 4
+"""Pods or Jobs whose events are read per reconcile. Conditions name one, and a rollout may have hundreds of pods."""
+_NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
+"""Reasons of events by which the cluster-autoscaler and Karpenter announce a node."""
+_NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
+"""Reasons of events by which the cluster-autoscaler says that it adds no node."""
+_KARPENTER = "karpenter"
+"""Reporter of Karpenter's events. When it adds no node, its event has the scheduler's reason."""
+_LATE_S = 10.0
+"""Age from which the events of a pod without a container are read. Most pods have one by then."""
+ReadSentence = Callable[[list[Object], Object], str]
+"""Finds a sentence in the events of a pod or Job; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -133,21 +145,6 @@ def _concerns_a_pool(service: Object) -> bool:
         return True
     said = find_condition(cluster_model.read_status(service).conditions, ConditionType.INFERENCE_POOL_READY)
     return said is not None and said.reason != ConditionReason.NOT_REQUESTED
-
-
-_MAX_READS = 4
-"""Pods or Jobs whose events are read per reconcile. Conditions name one, and a rollout may have hundreds of pods."""
-_NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
-"""Reasons of events by which the cluster-autoscaler and Karpenter announce a node."""
-_NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
-"""Reasons of events by which the cluster-autoscaler says that it adds no node."""
-_KARPENTER = "karpenter"
-"""Reporter of Karpenter's events. When it adds no node, its event has the scheduler's reason."""
-_LATE_S = 10.0
-"""Age from which the events of a pod without a container are read. Most pods have one by then."""
-
-ReadSentence = Callable[[list[Object], Object], str]
-"""Finds a sentence in the events of a pod or Job; empty without one."""
 
 
 async def read_sentences(

@@ -26,6 +26,17 @@ FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 PATIENCE = 5
 """Attempts in a row that a busy API server may fail before that counts as a refusal."""
+Decide = Callable[[Observed, OperatorSettings], Plan]
+_MAX_ROUNDS = 8
+"""Rounds of observe, decide and write in one reconcile. Reading ConfigMaps takes three, a new service's children two,
+and each refusal one more."""
+_GO_ON_S = 1.0
+"""Seconds until the next reconcile after a write, since the operator's own writes trigger none."""
+_UNHURRIED = (
+    ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR,
+    ConditionReason.CANARY_INCONCLUSIVE,
+)  # fmt: skip
+"""Reasons of Updated that may last for hours, in which pods need not be polled often."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +81,6 @@ class RefusalBackoff:
     def due_in_s(self, at: float) -> float | None:
         """Seconds until the next write is due; None without one."""
         return min((paused.due_at - at for paused in self._paused.values()), default=None)
-
-
-Decide = Callable[[Observed, OperatorSettings], Plan]
-
-_MAX_ROUNDS = 8
-"""Rounds of observe, decide and write in one reconcile. Reading ConfigMaps takes three, a new service's children two,
-and each refusal one more."""
-_GO_ON_S = 1.0
-"""Seconds until the next reconcile after a write, since the operator's own writes trigger none."""
 
 
 class Reconciler:
@@ -199,13 +201,6 @@ class Reconciler:
 
 def _clock() -> float:
     return asyncio.get_running_loop().time()
-
-
-_UNHURRIED = (
-    ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR,
-    ConditionReason.CANARY_INCONCLUSIVE,
-)  # fmt: skip
-"""Reasons of Updated that may last for hours, in which pods need not be polled often."""
 
 
 def _awaits_pods(status: SpeculativeServiceStatus) -> bool:

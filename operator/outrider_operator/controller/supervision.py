@@ -9,6 +9,11 @@ from collections.abc import Awaitable, Callable
 
 from outrider_operator.operator_metrics import telemetry
 
+logger = logging.getLogger(__name__)
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+RUNNING = "running"
+
 
 class Backoff:
     """Pauses that double from `first_s` to `longest_s` until a success resets them.
@@ -29,13 +34,6 @@ class Backoff:
 
     def reset(self) -> None:
         self._next_s = self._first_s
-
-
-logger = logging.getLogger(__name__)
-
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
-RUNNING = "running"
 
 
 class Supervisor:

@@ -12,6 +12,8 @@ from outrider_crds.conditions import ConditionReason, ConditionStatus, Condition
 from outrider_operator.cluster_model import Object
 from outrider_operator.plan import Adoption, Annotate, Delete
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -33,9 +35,6 @@ def false(reason: ConditionReason, message: str = "") -> Verdict:
 
 def unknown(reason: ConditionReason, message: str = "") -> Verdict:
     return Verdict(ConditionStatus.UNKNOWN, reason, message)
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)

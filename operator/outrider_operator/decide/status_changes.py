@@ -36,6 +36,33 @@ _UNMEASURABLE = (
     ConditionReason.VOCABULARY_MISMATCH,
 )  # fmt: skip
 """Reasons of ProfilesReady that do not go away by waiting. They stall a rollout that waits for its profile."""
+FIGURES_EVERY_S = 15.0
+_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "adapters", "demand", "prefetch"})
+_ROLLOUT_FIGURES = frozenset(
+    {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
+)
+"""Fields of `status.rollout` that change with every request of a canary."""
+_FIGURE_REASONS = frozenset({ConditionReason.CANARY_MEASURING, ConditionReason.WAITING_FOR_MODELS})
+_FIGURE_CONDITIONS = frozenset(
+    {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
+)
+"""Conditions whose messages quote figures, and change as often."""
+_DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+"""Conditions that repeat another one, which has the event."""
+_QUIET = (
+    ConditionReason.PENDING, ConditionReason.MEASURING, ConditionReason.NO_TRAFFIC, ConditionReason.NO_SLO_CLASSES,
+    ConditionReason.COMPLETE, ConditionReason.NOT_REQUESTED, ConditionReason.NOT_ATTACHED,
+    ConditionReason.NO_ADAPTERS, ConditionReason.LOADING, ConditionReason.CANARY_STARTING,
+    ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED,
+    ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE,
+)  # fmt: skip
+"""Reasons without an event: Updated already reports a complete rollout, and a canary has its own events."""
+_WELCOME_WHEN_FALSE = (
+    ConditionReason.COMPLETE, ConditionReason.PAUSED, ConditionReason.SCALED_TO_ZERO, ConditionReason.OFF,
+    ConditionReason.NOT_WORTH_IT, ConditionReason.MEASURED_SLOWER, ConditionReason.LEARNING,
+    ConditionReason.WAITING_FOR_MODELS, ConditionReason.PROFILING, ConditionReason.ROLLING_OUT,
+    ConditionReason.CONFIG_PENDING, ConditionReason.NO_DRAFTER, ConditionReason.WAITING_FOR_SERVING_POD,
+)  # fmt: skip
 
 
 def with_kstatus(verdicts: Verdicts) -> Verdicts:
@@ -67,35 +94,6 @@ def _reconciling(verdicts: Verdicts) -> Verdict:
         if (verdict := verdicts[kind]).status is not ConditionStatus.TRUE:
             return true(verdict.reason, verdict.message)
     return false(ConditionReason.RECONCILED, "The spec is in force on every pod.")
-
-
-FIGURES_EVERY_S = 15.0
-_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "adapters", "demand", "prefetch"})
-_ROLLOUT_FIGURES = frozenset(
-    {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
-)
-"""Fields of `status.rollout` that change with every request of a canary."""
-_FIGURE_REASONS = frozenset({ConditionReason.CANARY_MEASURING, ConditionReason.WAITING_FOR_MODELS})
-_FIGURE_CONDITIONS = frozenset(
-    {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
-)
-"""Conditions whose messages quote figures, and change as often."""
-_DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
-"""Conditions that repeat another one, which has the event."""
-_QUIET = (
-    ConditionReason.PENDING, ConditionReason.MEASURING, ConditionReason.NO_TRAFFIC, ConditionReason.NO_SLO_CLASSES,
-    ConditionReason.COMPLETE, ConditionReason.NOT_REQUESTED, ConditionReason.NOT_ATTACHED,
-    ConditionReason.NO_ADAPTERS, ConditionReason.LOADING, ConditionReason.CANARY_STARTING,
-    ConditionReason.CANARY_MEASURING, ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED,
-    ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE,
-)  # fmt: skip
-"""Reasons without an event: Updated already reports a complete rollout, and a canary has its own events."""
-_WELCOME_WHEN_FALSE = (
-    ConditionReason.COMPLETE, ConditionReason.PAUSED, ConditionReason.SCALED_TO_ZERO, ConditionReason.OFF,
-    ConditionReason.NOT_WORTH_IT, ConditionReason.MEASURED_SLOWER, ConditionReason.LEARNING,
-    ConditionReason.WAITING_FOR_MODELS, ConditionReason.PROFILING, ConditionReason.ROLLING_OUT,
-    ConditionReason.CONFIG_PENDING, ConditionReason.NO_DRAFTER, ConditionReason.WAITING_FOR_SERVING_POD,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

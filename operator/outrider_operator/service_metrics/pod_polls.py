@@ -26,6 +26,14 @@ TIMEOUT_S = 2.0
 CONNECTIONS = 512
 """Concurrent connections. A namespace may use only a few of them (`AT_ONCE`)."""
 _SOURCE = "state"
+logger = logging.getLogger(__name__)
+TICK_S = 0.5
+URGENT_EVERY_S = 1.0
+IDLE_EVERY_S = 15.0
+LATELY_S = 3 * IDLE_EVERY_S
+AT_ONCE = 8
+"""Concurrent polls per namespace, so that slow pods delay only polls of their own namespace."""
+FIRST_ROUND_S = 5.0
 
 
 class StateEndpoint:
@@ -90,17 +98,6 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
     while len(body) <= MOST_BYTES and (part := await content.read(MOST_BYTES + 1 - len(body))):
         body += part
     return body
-
-
-logger = logging.getLogger(__name__)
-
-TICK_S = 0.5
-URGENT_EVERY_S = 1.0
-IDLE_EVERY_S = 15.0
-LATELY_S = 3 * IDLE_EVERY_S
-AT_ONCE = 8
-"""Concurrent polls per namespace, so that slow pods delay only polls of their own namespace."""
-FIRST_ROUND_S = 5.0
 
 
 @dataclass

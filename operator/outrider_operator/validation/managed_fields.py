@@ -17,6 +17,10 @@ from outrider_operator.validation.reading import text, unix_seconds
 
 Entry = dict[str, Any]
 """An item of metadata.managedFields."""
+CONTEST_S = 6 * 3600.0
+"""Seconds for which a write counts. Argo CD and Flux write what stands in Git every few minutes, or once an hour."""
+_TURNS = 4
+"""Writes in turn that are a contest: one change by hand under an autoscaler leaves three."""
 
 
 def claimed(entries: Sequence[Entry], manager: str) -> list[Entry] | None:
@@ -53,12 +57,6 @@ def _is_own(entry: Entry, manager: str) -> bool:
 def _union(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     """Union of two sets of fields, which are nested objects with empty leaves."""
     return {name: _union(left.get(name, {}), right.get(name, {})) for name in {**left, **right}}
-
-
-CONTEST_S = 6 * 3600.0
-"""Seconds for which a write counts. Argo CD and Flux write what stands in Git every few minutes, or once an hour."""
-_TURNS = 4
-"""Writes in turn that are a contest: one change by hand under an autoscaler leaves three."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,12 @@ MOST_FIELDS = 64
 LEAST_DIGITS = 9
 """Decimals of a number (nanoseconds). Smaller numbers become 0, so that a quotient by them is not absurd."""
 _STATE = "state"
+PROFILER = "profiler"
+"""Name of the container in a profiling pod."""
+_MOST_REASON = 256
+_RESULT = "result"
+SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE = "namespace", "outrider_namespace", "outrider_service"
+SERVICE_LABELS = (SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE)
 
 
 def runtime_state(body: bytes) -> RuntimeState | InvalidInput:
@@ -74,12 +80,6 @@ def _number(value: float) -> float:
     return round(value, LEAST_DIGITS) if isinstance(value, float) else value
 
 
-PROFILER = "profiler"
-"""Name of the container in a profiling pod."""
-_MOST_REASON = 256
-_RESULT = "result"
-
-
 @dataclass(frozen=True)
 class Termination:
     """End of the container in a profiling pod."""
@@ -107,10 +107,6 @@ def profiling_result(message: str) -> ProfilingResult | InvalidInput:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         return InvalidInput(_RESULT, "NotAResult", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_MOST_REASON])
-
-
-SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE = "namespace", "outrider_namespace", "outrider_service"
-SERVICE_LABELS = (SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,18 @@ from pydantic import ValidationError
 from outrider_operator.cluster_model import Object
 from outrider_operator.validation.reading import annotation, unix_seconds
 
+RECORD_ANNOTATION = "outrider.dev/rollout"
+"""Annotation of the canary's Deployment: the canary in JSON."""
+_LASTING = {
+    "phase", "cause", "candidate", "stable", "started_at", "candidate_percent", "detail", "obeyed", "held_seconds",
+    "held_since", "idle_seconds", "sums",
+}  # fmt: skip
+"""Fields of the status that decisions depend on; the others are for people."""
+_LONGEST_RECORD = 8 * 1024
+"""Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
+_NEWS_SHARE = 0.1
+"""Growth of the requests from which on the record is written again: each write is one of the ReplicaSet, too."""
+
 
 class CanaryPhase(StrEnum):
     STARTING = "Starting"
@@ -75,19 +87,6 @@ def has_pods(canary: RolloutStatus, settings: RolloutCanary) -> bool:
     """Should a canary pod run?"""
     is_open = canary.phase == CanaryPhase.INCONCLUSIVE and settings.on_inconclusive is not OnInconclusive.ROLLBACK
     return is_open or canary.phase in _UNDER_WAY
-
-
-RECORD_ANNOTATION = "outrider.dev/rollout"
-"""Annotation of the canary's Deployment: the canary in JSON."""
-_LASTING = {
-    "phase", "cause", "candidate", "stable", "started_at", "candidate_percent", "detail", "obeyed", "held_seconds",
-    "held_since", "idle_seconds", "sums",
-}  # fmt: skip
-"""Fields of the status that decisions depend on; the others are for people."""
-_LONGEST_RECORD = 8 * 1024
-"""Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
-_NEWS_SHARE = 0.1
-"""Growth of the requests from which on the record is written again: each write is one of the ReplicaSet, too."""
 
 
 def started_s(canary: RolloutStatus) -> float:

@@ -23,6 +23,9 @@ from outrider_operator.decide.pods.unreachable_pods import explained
 from outrider_operator.figure_windows import WindowCounts
 from outrider_operator.validation.reading import cut, name_of
 
+_MOST_NAMED = 4
+_MEASURED = {"acceptance_rate", "attainment_percent", "requests"}
+
 
 def figures(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Conditions SpeculationActive, GoodputHealthy, SLOAttained and AdaptersLoaded, and the figures of the status."""
@@ -55,10 +58,6 @@ def _window_figures(behaviour: MeasuredBehaviour, intent: Intent) -> dict[str, A
         "slo_classes": status_figures.slo_classes(spec, current),
         "demand": demand(spec, current, intent.profiles),
     }
-
-
-_MOST_NAMED = 4
-_MEASURED = {"acceptance_rate", "attainment_percent", "requests"}
 
 
 @dataclass(frozen=True)

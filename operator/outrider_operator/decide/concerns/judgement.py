@@ -26,6 +26,8 @@ _MEASURED_REASONS = (
 )  # fmt: skip
 
 Judge = Callable[[SpeculativeServiceSpec, WindowCounts], Verdict]
+_MARGIN = 0.9
+"""Hysteresis: a class is infeasible below this share of the best TPOT, and feasible again only above the best TPOT."""
 
 
 def speculation_active(behaviour: samples.MeasuredBehaviour, spec: SpeculativeServiceSpec) -> Verdict:
@@ -200,10 +202,6 @@ def draft_s(drafter: DrafterProfile, k: int) -> float:
 def accepted_length(alpha: float, k: int) -> float:
     """`l(alpha, k) = (1 - alpha^(k+1)) / (1 - alpha)`, including the bonus token."""
     return sum(alpha**position for position in range(k + 1))
-
-
-_MARGIN = 0.9
-"""Hysteresis: a class is infeasible below this share of the best TPOT, and feasible again only above the best TPOT."""
 
 
 def infeasible(

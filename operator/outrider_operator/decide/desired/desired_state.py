@@ -25,6 +25,13 @@ from outrider_operator.decide.desired.wanted_revision import wanted_revision
 from outrider_operator.decide.ownership import Children
 from outrider_operator.validation.reading import annotation, dig, uid_of
 
+IMAGE_ANNOTATION = "outrider.dev/runtime-image"
+"""Annotation of the Deployment: "gpu IMAGE" or "cpu IMAGE", the release image of the revision that it runs."""
+UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
+"""Annotation of the service: an image, or its tag, that the service moves to once that is installed; "false" keeps it
+out of the share. It names one image, so that no later release moves the service by it."""
+_IMAGE: TypeAdapter[str] = TypeAdapter(Image)
+
 
 @dataclass(frozen=True)
 class DesiredState:
@@ -140,14 +147,6 @@ def is_profiled(profiles: Profiles, revision: Revision, with_node: Container[str
     """
     usable = [keys for keys in revision.keys if keys.product in with_node] or revision.keys
     return all(profiles.store(keys.target).covers(keys) for keys in usable)
-
-
-IMAGE_ANNOTATION = "outrider.dev/runtime-image"
-"""Annotation of the Deployment: "gpu IMAGE" or "cpu IMAGE", the release image of the revision that it runs."""
-UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
-"""Annotation of the service: an image, or its tag, that the service moves to once that is installed; "false" keeps it
-out of the share. It names one image, so that no later release moves the service by it."""
-_IMAGE: TypeAdapter[str] = TypeAdapter(Image)
 
 
 @dataclass(frozen=True)

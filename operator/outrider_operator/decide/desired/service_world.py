@@ -35,6 +35,9 @@ from outrider_operator.decide.pods.pod_states import Pods, pods_of, revision_of
 from outrider_operator.decide.pods.unreachable_pods import why_unreachable
 from outrider_operator.validation.reading import items, label, name_of, text
 
+_NEEDED = ("replicas", "paused", "speculation", "sloClasses", "defaultSLOClass")
+"""Fields that must be readable, or in force already: a default in their place would change what pods do."""
+
 
 @dataclass(frozen=True)
 class ServiceWorld:
@@ -124,10 +127,6 @@ class ServiceWorld:
         pods = [pod for pod in observed.pods if (label(pod, TRACK_LABEL) == CANARY_TRACK) is is_canary]
         workers = () if is_canary else observed.workers
         return pods_of(deployment, pods, observed.warnings, observed.at, observed.provisioning, workers)
-
-
-_NEEDED = ("replicas", "paused", "speculation", "sloClasses", "defaultSLOClass")
-"""Fields that must be readable, or in force already: a default in their place would change what pods do."""
 
 
 def readable_spec(spec: Object, running: Revision, hot: HotConfig | None) -> SpeculativeServiceSpec | None:

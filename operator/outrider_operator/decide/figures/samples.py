@@ -16,6 +16,23 @@ from outrider_crds.status import SpeculativeServiceStatus
 
 from outrider_operator.figure_windows import FigureWindows, WindowCounts
 
+LEAST_TOKENS = 50
+"""Tokens that a window needs before its goodput or acceptance rate counts."""
+LEAST_REQUESTS = 10
+"""Finished requests of a class that a window needs before its attainment counts."""
+USED_SHARE = 0.05
+"""Least share of (request, step) pairs from which speculation counts as used. Exploration alone takes 1%."""
+LEAST_PROBES = 3
+"""Probes that a speed-up needs: two may both be wrong by as much as machines drift."""
+QUANTILES = (4.53, 3.31, 2.87, 2.65, 2.52, 2.43, 2.37, 2.32, 2.28)
+"""Student's t for 95.45% (two standard deviations of a normal distribution) with 2, 3, .. 10 degrees of freedom."""
+SIGMAS = 2.0
+"""Standard errors of the interval with more than 10 degrees of freedom."""
+LEAST_RATIO, MOST_RATIO = 0.01, 100.0
+"""Bounds of a ratio that pods report: a faulty pod may report anything."""
+UNKNOWN_ERROR = 0.05
+"""Standard error of a ratio from pods of an older release, which report none."""
+
 
 def three_digits(value: float) -> str:
     """1234.5 -> "1230", 12.345 -> "12.3", 0 -> "0"."""
@@ -73,24 +90,6 @@ class MeasuredBehaviour:
 
     def last_condition(self, kind: ConditionType) -> Condition | None:
         return find_condition(self.last_status.conditions, kind)
-
-
-LEAST_TOKENS = 50
-"""Tokens that a window needs before its goodput or acceptance rate counts."""
-LEAST_REQUESTS = 10
-"""Finished requests of a class that a window needs before its attainment counts."""
-USED_SHARE = 0.05
-"""Least share of (request, step) pairs from which speculation counts as used. Exploration alone takes 1%."""
-LEAST_PROBES = 3
-"""Probes that a speed-up needs: two may both be wrong by as much as machines drift."""
-QUANTILES = (4.53, 3.31, 2.87, 2.65, 2.52, 2.43, 2.37, 2.32, 2.28)
-"""Student's t for 95.45% (two standard deviations of a normal distribution) with 2, 3, .. 10 degrees of freedom."""
-SIGMAS = 2.0
-"""Standard errors of the interval with more than 10 degrees of freedom."""
-LEAST_RATIO, MOST_RATIO = 0.01, 100.0
-"""Bounds of a ratio that pods report: a faulty pod may report anything."""
-UNKNOWN_ERROR = 0.05
-"""Standard error of a ratio from pods of an older release, which report none."""
 
 
 def attainment(figures: WindowCounts, name: str) -> float | None:

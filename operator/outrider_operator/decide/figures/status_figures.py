@@ -28,6 +28,9 @@ from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.figure_windows import WindowCounts
 
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
+UNKNOWN, IDLE, MEASURING, OFF, PLAIN, NEAR_ONE = "unknown", "idle", "measuring", "off", "plain", "near 1x"
+"""Nothing answers; fewer than 50 tokens in the window; too few samples yet; no drafter may run; requests decode without
+speculation at this load; the speed-up does not differ from 1 beyond noise."""
 
 
 def goodput(figures: WindowCounts | None) -> GoodputStatus | None:
@@ -127,11 +130,6 @@ def _measured(figures: WindowCounts | None, name: str) -> dict[str, str]:
         "accepted_length": three_digits(1 + sample.accepted / sample.request_steps),
         "share_percent": three_digits(100 * window.request_steps / max(figures.gained.request_steps, 1.0)),
     }
-
-
-UNKNOWN, IDLE, MEASURING, OFF, PLAIN, NEAR_ONE = "unknown", "idle", "measuring", "off", "plain", "near 1x"
-"""Nothing answers; fewer than 50 tokens in the window; too few samples yet; no drafter may run; requests decode without
-speculation at this load; the speed-up does not differ from 1 beyond noise."""
 
 
 def summary(spec: SpeculativeServiceSpec, behaviour: MeasuredBehaviour) -> Summary | None:

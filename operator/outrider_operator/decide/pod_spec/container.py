@@ -26,6 +26,7 @@ CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
 RUN_AS = 65532
 """User and group of the runtime image (Dockerfile)."""
 _UNPRIVILEGED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+_IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 def container(
@@ -111,9 +112,6 @@ def _token(spec: SpeculativeServiceSpec) -> list[Object]:
 
 def _from_secret(variable: str, ref: SecretKeyRef) -> Object:
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}
-
-
-_IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 def job_document(

@@ -39,6 +39,21 @@ _SERVING_ONLY = ("containers", "preemptionPolicy", "priorityClassName", "schedul
 _MERGED_ELSEWHERE = ("affinity",)
 """Fields that `placement` merges: the product's node affinity goes into each term."""
 _OUR_PORTS = (SERVING_PORT, ADMIN_PORT)
+_CONFINED = ("RuntimeDefault", "Localhost")
+"""Types of seccomp and AppArmor profiles that baseline allows."""
+_SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+_SAFE_SYSCTLS = (
+    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range", "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_syncookies",
+)  # fmt: skip
+"""Sysctls that baseline allows: they affect only the pod."""
+_HANDLERS = (
+    ("livenessProbe",), ("readinessProbe",), ("startupProbe",), ("lifecycle", "postStart"), ("lifecycle", "preStop"),
+)  # fmt: skip
+_APPARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
+"""Prefix of AppArmor annotations; a container's name follows. Kubelets before 1.30 have no field for it."""
 
 
 def merged(base: Any, patch: Any, name: str = "") -> Any:
@@ -121,23 +136,6 @@ def writable_host_mount(template: PodTemplate) -> str:
                 if text(mount, "name") in hosts and mount.get("readOnly") is not True:
                     return f"spec.podTemplate.{kind}[{text(container, 'name')}].volumeMounts[{text(mount, 'name')}]"
     return ""
-
-
-_CONFINED = ("RuntimeDefault", "Localhost")
-"""Types of seccomp and AppArmor profiles that baseline allows."""
-_SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
-_SAFE_SYSCTLS = (
-    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range", "net.ipv4.tcp_fin_timeout",
-    "net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time",
-    "net.ipv4.tcp_syncookies",
-)  # fmt: skip
-"""Sysctls that baseline allows: they affect only the pod."""
-_HANDLERS = (
-    ("livenessProbe",), ("readinessProbe",), ("startupProbe",), ("lifecycle", "postStart"), ("lifecycle", "preStop"),
-)  # fmt: skip
-_APPARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
-"""Prefix of AppArmor annotations; a container's name follows. Kubelets before 1.30 have no field for it."""
 
 
 def pod_problems(context: Object, where: str) -> Iterator[str]:

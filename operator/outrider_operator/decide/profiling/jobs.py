@@ -51,6 +51,11 @@ _ELSEWHERE_S = 15.0
 _FOLLOW_NODES_AFTER_S = 600.0
 """Age from which a pending Job is recreated for new nodes. Earlier it would lose its place in a queue too often: in an
 autoscaled cluster nodes come and go every minute."""
+NODES_ANNOTATION = "outrider.dev/nodes"
+_MARK_LENGTH = 6
+_RESULT_FILE = "/dev/termination-log"
+_SHARED_NAME = "outrider-profile"
+"""Service and revision in the Job's boot config: several services share the measurement."""
 
 
 def plan_jobs(view: ProfilingView, profiles: list[ProductProfile], *, pods_are_placed: bool) -> ConcernOutcome:
@@ -154,13 +159,6 @@ def _leave(view: ProfilingView) -> ConcernOutcome:
 def _deletion(*deletes: Delete) -> ConcernOutcome:
     """Delete, then reconcile again soon, since there is room now."""
     return ConcernOutcome(delete=deletes, wake_after_s=_STORE_S if deletes else None)
-
-
-NODES_ANNOTATION = "outrider.dev/nodes"
-_MARK_LENGTH = 6
-_RESULT_FILE = "/dev/termination-log"
-_SHARED_NAME = "outrider-profile"
-"""Service and revision in the Job's boot config: several services share the measurement."""
 
 
 def job_manifest(

@@ -24,6 +24,8 @@ from outrider_operator.validation.reports import Termination, termination_of
 
 MEASUREMENT_ANNOTATION = "outrider.dev/asked"
 ATTEMPT_ANNOTATION = "outrider.dev/attempt"
+_MESSAGE_LIMIT = 1024
+_LAST_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,6 @@ def annotations_of(request: MeasurementRequest) -> dict[str, str]:
     document = {"keys": request.keys.wire(), "target": request.target, "drafters": list(request.drafters)}
     annotations = {MEASUREMENT_ANNOTATION: json.dumps(document), ATTEMPT_ANNOTATION: request.attempt}
     return annotations | ({REPROFILE_ANNOTATION: request.reprofile} if request.reprofile else {})
-
-
-_MESSAGE_LIMIT = 1024
-_LAST_LINES = 6
 
 
 def is_running(pod: Object | None) -> bool:

@@ -33,6 +33,14 @@ from outrider_operator.validation.reading import created_s, is_being_deleted, it
 PRODUCT_NOTE = "outrider.dev/product"
 MODEL_NOTE = "outrider.dev/model"
 _NOTES = (PRODUCT_NOTE, MODEL_NOTE, SETTINGS_NOTE)
+MAX_OWNERS = 64
+"""Owner references per shared object. Further services use it but do not keep it alive: when the last owner is gone,
+they measure again."""
+MOST_SHARED = 64
+"""Profiles that are kept for all namespaces."""
+KEPT_S = 7 * 24 * 3600.0
+"""Age from which one makes room for a new one. They have no owner, so no object tells which of them is still used; if
+all are, each is published again at most once in this time."""
 
 
 def plan_profile_maps(view: ProfilingView, profiles: list[ProductProfile]) -> ConcernOutcome:
@@ -101,11 +109,6 @@ def _with(document: Object, store: Store, fields: Object) -> Object:
     return {**document, "metadata": {**metadata, "annotations": annotations, **fields}}
 
 
-MAX_OWNERS = 64
-"""Owner references per shared object. Further services use it but do not keep it alive: when the last owner is gone,
-they measure again."""
-
-
 def joins(document: Object, owner: ServiceIdentity) -> bool:
     """Should `owner` add itself to the owners of `document`?"""
     uids = owner_uids(document)
@@ -138,13 +141,6 @@ def deletion(kind: str, document: Object, component: str = PROFILING) -> Delete:
 def _release(kind: str, document: Object, owner: ServiceIdentity) -> Adoption:
     version = text(document, "metadata", "resourceVersion")
     return Adoption(kind, name_of(document), uid_of(document), {"$patch": "delete", "uid": owner.uid}, version)
-
-
-MOST_SHARED = 64
-"""Profiles that are kept for all namespaces."""
-KEPT_S = 7 * 24 * 3600.0
-"""Age from which one makes room for a new one. They have no owner, so no object tells which of them is still used; if
-all are, each is published again at most once in this time."""
 
 
 def plan_shared_profiles(view: ProfilingView, profiles: list[ProductProfile]) -> ConcernOutcome:

@@ -26,6 +26,10 @@ from outrider_operator.decide.desired.desired_state import IMAGE_ANNOTATION, Des
 from outrider_operator.decide.ownership import Children, child_document, selector
 from outrider_operator.validation.reading import annotation, integer, items, mapping
 
+_HISTORY = 2
+_OF_A_LEADER = ("ports", "lifecycle", "startupProbe", "readinessProbe", "livenessProbe")
+"""Fields of the runtime container that a worker lacks: it listens to its leader alone, and ends when that is gone."""
+
 
 def workload(owner: ServiceIdentity, desired: DesiredState, revision: revisions.Revision) -> Object:
     """The object that runs `revision`."""
@@ -75,9 +79,6 @@ def superseded(children: Children, desired: DesiredState) -> list[Object]:
 
 def _kind(revision: revisions.Revision) -> str:
     return LEADER_WORKER_SET if revision.boot.engine.nodes > 1 else DEPLOYMENT
-
-
-_HISTORY = 2
 
 
 def deployment(owner: ServiceIdentity, desired: DesiredState, revision: revisions.Revision) -> Object:
@@ -151,10 +152,6 @@ def pods_are_placed(children: Children, desired: DesiredState) -> bool:
     is_observed = integer(current, "status", "observedGeneration") == integer(current, "metadata", "generation")
     created, updated = integer(current, "status", "replicas"), integer(current, "status", "updatedReplicas")
     return is_observed and created >= desired.replicas and updated > 0
-
-
-_OF_A_LEADER = ("ports", "lifecycle", "startupProbe", "readinessProbe", "livenessProbe")
-"""Fields of the runtime container that a worker lacks: it listens to its leader alone, and ends when that is gone."""
 
 
 def leader_worker_set(owner: ServiceIdentity, desired: DesiredState, revision: revisions.Revision) -> Object:
