@@ -126,15 +126,16 @@ async def test_a_restored_backup_ends_the_claim(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_busy_event_loop_does_not_lose_the_lease() -> None:
+async def test_a_busy_event_loop_does_not_lose_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal waited for twenty turns of the loop, each as long as its slowest decision: 14 losses in an hour."""
+    monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 2.0)  # a busy machine may hold up the lease's thread for a while
     api = Api()
     lease = _lease(api)
     await lease.acquire()
     keeping = asyncio.create_task(lease.renew())
     await asyncio.sleep(0.05)
     before = api.asked
-    time.sleep(1.0)
+    time.sleep(2.5)
     assert api.asked > before
     await asyncio.sleep(0)
     assert lease.is_held
