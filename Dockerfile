@@ -72,7 +72,7 @@ COPY --from=runtime-packages /opt/packages /opt/packages
 COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib:/opt/packages PYTHONUNBUFFERED=1
 WORKDIR /
-# Two minutes here, and not at every start of a pod; beside the sources, whatever the base says.
+# Two minutes here, and not at every start of a pod; next to the sources, whatever the base says.
 RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.loop.compile_loop
 USER 65532:65532
 # Fails the build where vLLM's image lacks something that Outrider needs.

@@ -139,9 +139,15 @@ def _files(repository: Path) -> Iterator[str]:
     listed = _git(repository, "ls-files", "--cached", "--others", "--exclude-standard")
     names = listed.stdout.splitlines() if listed.returncode == 0 else _walk(repository)
     for name in names:
-        prose = name.endswith(".md") and (name.startswith("docs/") or "/" not in name)
-        if (name.endswith(".py") or prose) and (repository / name).is_file():
+        if (name.endswith(".py") or _is_prose(name)) and (repository / name).is_file():
             yield name
+
+
+def _is_prose(name: str) -> bool:
+    """Whether a file is a page, or has comments that users read: of the chart, the examples, the Dockerfile."""
+    if name.endswith(".md"):
+        return name.startswith(("docs/", "examples/", "training/")) or "/" not in name
+    return name == "Dockerfile" or (name.endswith((".yaml", ".tpl")) and name.startswith(("charts/", "examples/")))
 
 
 def _walk(repository: Path) -> Iterator[str]:

@@ -50,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ .Values.profiling.priorityClass.name }}{{ end }}
 {{- end }}
 
-{{/* Who may reach the serving pods' port 9000, as JSON: this operator, and what the values name. */}}
+{{/* The peers that may reach the serving pods' port 9000, as JSON: this operator, and what the values name. */}}
 {{- define "outrider.adminPortPeers" -}}
 {{- if .Values.servingNetworkPolicy.enabled }}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) }}

@@ -42,7 +42,7 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# Profiling. create; delete: after the result is stored, or when nobody asks for it any more; patch: another service that
+# Profiling. create; delete: after the result is stored, or when no service needs it any more; patch: another service that
 # waits for the same measurement becomes an owner too.
 - apiGroups: [batch]
   resources: [jobs]
