@@ -70,6 +70,11 @@ class OperatorProcess:
         """SIGKILL: no chance to tidy up."""
         self._end(signal.SIGKILL)
 
+    def send(self, number: int) -> None:
+        """Send a signal, and wait for nothing."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def memory_mb(self) -> float:
         """Resident memory."""
         assert self._process is not None

@@ -34,6 +34,7 @@ def services(make: Make) -> dict[str, Service]:
     endless = COMMON | {"rollout": CANARY | {"canary": {"minRequests": 100_000}}}
     return {
         "gradual": make("gradual", replicas=2, standin=BUSY | {"start_s": 4}, **endless),
+        "alone": make("alone", replicas=1, standin=BUSY | {"start_s": 15}, **endless),
         "worse": make("worse", replicas=1, standin=BUSY, **COMMON),
         "slow": make("slow", replicas=1, standin=BUSY | {"canary_requests_per_s": 4}, **endless),
     }
@@ -147,6 +148,28 @@ def test_orders_by_hand_name_the_candidate(services: dict[str, Service]) -> None
     rollout = rollout_of(service)
     assert (rollout["phase"], rollout["startedAt"]) == ("Successful", started)
     assert rollout["candidate"] == service.revision
+
+
+def test_canary_pod_answers_while_it_is_the_only_ready_one(services: dict[str, Service]) -> None:
+    """Bug: the end of the canary took the last endpoint away, and every request failed until the other had started."""
+    service = services["alone"]
+    service.wait_updated()
+    service.patch({"draftPool": [LOOKUP, GOOD]})
+    candidate = wait_phase(service, "Measuring")["candidate"]
+    (canary,) = canary_pods(service)
+    (stable,) = [pod for pod in service.pods() if uids([pod]) != uids([canary])]
+    service.client.delete(POD, service.namespace, stable["metadata"]["name"])
+    service.annotate(abort=candidate)
+    wait_phase(service, "Failed", "AbortedByHand")
+
+    def others() -> set[str]:
+        ready = uids(service.ready_pods())
+        assert ready - uids([stable]), "an endpoint that answers"
+        assert service.condition("Ready")["status"] == "True"
+        return ready - uids([canary, stable])
+
+    wait_for("another pod", others)
+    wait_for("the canary pod to go", lambda: not canary_pods(service))
 
 
 def _kill(operator: OperatorProcess, service: Service, order: str) -> None:
