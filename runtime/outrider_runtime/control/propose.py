@@ -105,8 +105,8 @@ class Propose:
         return self._plan(batch, choice, purpose, catch_up_tokens)
 
     def _exploration(self, batch: Batch, choice: Choice) -> Trial | None:
-        """Start an exploration: of an untried drafter at once, else now and then of the drafter with the highest upper
-        bound, if that beats the choice or nothing is chosen. None: no exploration starts."""
+        """Start an exploration: of an untried drafter once it might pay, else now and then of the drafter with the
+        highest upper bound, if that beats the choice or nothing is chosen. None: no exploration starts."""
         acceptance, trials = self._evidence.acceptance, self._evidence.trials
         # A drafter that the choice runs is tried by that.
         if not trials.may_explore(eager=True):
@@ -124,9 +124,9 @@ class Propose:
         # With k = 0, acceptance is not observed and may be out of date: only costs can rule a drafter out.
         paths = acceptance.upper_paths() if speculating else np.ones(acceptance.acceptance_rates.shape)
         bounds = upper_bounds(options, paths, self._search.longest)
-        untried &= bounds > -np.inf
+        untried &= bounds > 0.0
         if not untried.any() and not trials.may_explore(eager=False):
-            return None  # no request can use an untried drafter: the others keep their interval
+            return None  # no untried drafter could pay in this step: the others keep their interval
         bounds[untried] = np.inf
         bounds[choice.draft_lengths > 0] = -np.inf  # the choice runs these anyway
         drafter = int(bounds.argmax())

@@ -295,7 +295,7 @@ def draft_columns(costs: Costs, context: Ints, prompts: float, widest: int) -> t
             first_s[d] = pass_s(cost[0], shape, 0.0)
             continue
         first_s[d] = pass_s(cost[0], shape, 0.0) + pass_s(cost[1], shape, 0.0)
-        first_s[d] += feeding_s(costs, d, prompts * costs.hidden[d], decoding)
+        first_s[d] += feeding_s(costs, d, prompts * costs.reads[d], decoding)
         token_s_of[d] = (token_s(cost[0], decoding) + token_s(cost[1], decoding)) * costs.reads[d]
         for w in range(widest if costs.passes[d] else 0):
             later_s[d, w] = pass_s(cost[0], later_pass(shape.n_context, shape.n_requests, w + 1.0), 0.0)

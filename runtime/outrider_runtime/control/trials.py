@@ -40,9 +40,8 @@ OTHER_LOAD = 0.7
 pay."""
 INTERVAL_STEPS, EAGER_INTERVAL_STEPS, POSTPONE_STEPS = 120, 4, 16
 """Steps between explorations; the same while some drafter is untried; and after nothing was worth exploring."""
-BLOCK_STEPS, BLOCK_STEPS_FEW, FEW_REQUESTS = 4, 8, 4
-"""Steps of an exploration; the same with fewer than FEW_REQUESTS requests, since a step then brings few
-observations."""
+EXPLORED_PROPOSALS, MOST_BLOCK_STEPS = 32, 8
+"""Proposals that an exploration makes; most steps that it takes for them."""
 PROBE_STEPS = 4
 """Steps of a probe. The first one still verifies earlier proposals, and is not counted."""
 NEIGHBOURS, LEAST_NEIGHBOURS = 32, 6
@@ -147,14 +146,17 @@ class TrialSchedule:
     # -- exploration --------------------------------------------------------------------------------------------
 
     def may_explore(self, *, eager: bool) -> bool:
-        """Whether the interval since the last exploration is over and there is credit. eager: some drafter is
-        untried."""
-        interval = EAGER_INTERVAL_STEPS if eager else INTERVAL_STEPS
-        return self._exploration_left == 0 and self._since_exploration >= interval and self.credit > 0
+        """Whether the interval since the last exploration is over and there is credit. eager: some drafter is untried,
+        which is looked at every EAGER_INTERVAL_STEPS steps."""
+        since = self._since_exploration
+        is_due = since >= INTERVAL_STEPS or (eager and since > 0 and since % EAGER_INTERVAL_STEPS == 0)
+        return is_due and self._exploration_left == 0 and self.credit > 0
 
     def explore(self, drafter: int, requests: int) -> Trial:
-        """Start a block of steps with draft length 1, since the first position tells most. This is its first step."""
-        self._exploration_left = (BLOCK_STEPS_FEW if requests < FEW_REQUESTS else BLOCK_STEPS) - 1
+        """Start a block of steps with draft length 1, since the first position tells most. This is its first step.
+
+        requests: number of requests that the drafter proposes for in a step."""
+        self._exploration_left = min(math.ceil(EXPLORED_PROPOSALS / requests), MOST_BLOCK_STEPS) - 1
         self._exploration = Trial(Purpose.EXPLORE, drafter, 1)
         self._since_exploration = int(self._rng.integers(INTERVAL_STEPS // 10))  # random, against periodic traffic
         return self._exploration

@@ -313,6 +313,19 @@ def test_draft_model_is_fed_only_once_it_is_chosen():
     assert np.mean([record.passes[0] for record in running.run(50)[25:]]) >= 2
 
 
+def test_untried_draft_model_waits_while_prompts_fill_the_steps():
+    """Bug: its first trial came in the middle of a burst, where it read thousands of prompt tokens in each step."""
+    cost = {"knee_tokens": 320, "per_batched_token_above_knee_s": 2e-4, "constant_s": 8e-4}
+    loop = controller((DRAFT,), model(names=("draft",), passes=DrafterCost(StepCost(**cost))))
+    bent = world(pass_s={0: linear(8e-4, 0.0, knee=320, above=2e-4)})
+    running = Engine(bent, loop, load=48, prompt=200, output=400, chunk=800)
+    records = running.run(80)
+    burst = [record for record in records if record.requests < 48]
+    assert len(burst) > 8
+    assert not any(record.passes[0] for record in burst)
+    assert any(record.passes[0] for record in records)
+
+
 def test_draft_model_returns_when_the_lookup_stops_hitting():
     """Its cache has large KV gaps by then, and at this load feeding them pays."""
     alone = {0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)}
