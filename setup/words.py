@@ -75,8 +75,8 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _find_words(file: str, line: int, text: str) -> Iterator[Finding]:
-    """Banned words of a text; what stands in backticks is a name, which is held where it is defined."""
-    plain = re.sub(r"`[^`\n]*`", lambda code: " " * len(code[0]), text)
+    """Banned words of a text; what stands in backticks or is a link's target is a name, checked where it is defined."""
+    plain = re.sub(r"`[^`\n]*`|\]\([^)\n]*\)", lambda code: " " * len(code[0]), text)
     for match in WORDS.finditer(plain):
         yield Finding("word", file, line + plain.count("\n", 0, match.start()), match[0])
 

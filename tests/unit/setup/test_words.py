@@ -61,7 +61,7 @@ def test_names_that_are_used_or_merely_contain_a_word_pass() -> None:
 
 
 def test_page_is_held_to_the_words_but_its_code_is_not() -> None:
-    page = f"# A page\n```sh\necho {BANNED}\n```\nSay `{BANNED}`, not {BANNED}.\n"
+    page = f"# A page\n```sh\necho {BANNED}\n```\nSay `{BANNED}`, [it]({BANNED}.md), not {BANNED}.\n"
     assert list(words.text_findings("docs/a.md", page)) == [words.Finding("word", "docs/a.md", 5, BANNED)]
 
 
