@@ -13,7 +13,7 @@ all stand-ins. Of Outrider it uses the numba decorator alone, and machines with 
 
 from __future__ import annotations
 
-from outrider_cpu.interpreter import ENVIRONMENT, allow_second_runner, interpret_kernels
+from outrider_cpu.interpreter import ENVIRONMENT, allow_second_runner, forbid_second_runner, interpret_kernels
 from outrider_cpu.stand_in_warm_up import compile_stand_ins
 
 
@@ -25,4 +25,4 @@ def install() -> None:
     put_in_place()
 
 
-__all__ = ["ENVIRONMENT", "allow_second_runner", "compile_stand_ins", "install"]
+__all__ = ["ENVIRONMENT", "allow_second_runner", "compile_stand_ins", "forbid_second_runner", "install"]

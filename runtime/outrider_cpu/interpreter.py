@@ -17,6 +17,8 @@ ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 RUNNER = "vllm.v1.worker.gpu"
 _CONFIG = "vllm.config.vllm"
 _LOOKUPS = f"{RUNNER}.spec_decode.ngram.speculator"
+_theirs: dict[tuple[Any, str], Any] = {}
+"""What vLLM had in the places that `allow_second_runner` changes."""
 _BOUND_FROM = {
     "triton": "triton",
     "tl": "triton.language",
@@ -31,9 +33,21 @@ def allow_second_runner() -> None:
     It also disables vLLM's own stand-ins for kernels of the first runner. Installing them inspects every imported
     module, and some modules raise then (llvmlite, Triton).
     """
-    _module(_CONFIG).HAS_TRITON = True
     platform = type(_module("vllm.platforms").current_platform)
-    platform.register_triton_kernel_overrides = classmethod(lambda _platform: None)
+    _put(_module(_CONFIG), "HAS_TRITON", True)
+    _put(platform, "register_triton_kernel_overrides", classmethod(lambda _platform: None))
+
+
+def _put(owner: Any, name: str, ours: object) -> None:
+    _theirs.setdefault((owner, name), vars(owner)[name])
+    setattr(owner, name, ours)
+
+
+def forbid_second_runner() -> None:
+    """Undo `allow_second_runner`, so that vLLM's config chooses the runner as it would alone."""
+    for (owner, name), original in _theirs.items():
+        setattr(owner, name, original)
+    _theirs.clear()
 
 
 def interpret_kernels() -> None:

@@ -39,9 +39,15 @@ class LocalService:
 
 def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) -> LocalService:
     """Return what to run for `manifest` on this machine. Raises LocalManifestError."""
-    service = read_service(manifest)
+    return local_service(read_service(manifest), (model_root.expanduser(), manifest.absolute().parent / "models"))
+
+
+def local_service(service: SpeculativeService, roots: Sequence[Path] = ()) -> LocalService:
+    """Return what to run for `service` on this machine. roots: folders to search for hostPath models.
+
+    Raises LocalManifestError.
+    """
     spec = service.spec
-    roots = (model_root.expanduser(), manifest.absolute().parent / "models")
     boot = boot_config(
         spec,
         service=service.metadata.name,

@@ -61,15 +61,15 @@ def write_hot(file: Path, hot: HotConfig) -> None:
     part.replace(file)
 
 
-def run_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def run_folder(environ: Mapping[str, str] = os.environ, *, keep_others: bool = False) -> Path:
     """Make a folder for the files that the server's processes exchange. Raises StartupError if that is impossible.
 
     The folder lies in `OUTRIDER_RUN_DIR`, else in `/dev/shm` (memory), else in the system's temporary folder. A pod
     sets `OUTRIDER_RUN_DIR` to a volume. Run folders that a crashed container left there are deleted first: their state
-    must not be taken for this process's.
+    must not be taken for this process's. keep_others: the volume may be shared with an engine that runs.
     """
     volume = environ.get(RUN_DIR_VARIABLE)
-    if volume:
+    if volume and not keep_others:
         for stale in Path(volume).glob(f"{_RUN_FOLDER_PREFIX}*"):
             shutil.rmtree(stale, ignore_errors=True)
     parent = volume or (_TMPFS if os.access(_TMPFS, os.W_OK) else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -98,7 +98,7 @@ class RequestGate:
         except RequestError as error:
             logger.info("request %s is refused with %d: %s", request_id, error.status, _in_one_line(str(error)))
             await refuse(error, send)
-        except _ClientLeftError:
+        except ClientLeftError:
             return
         else:
             await self._app(scope, receive, send)
@@ -112,8 +112,8 @@ class RequestGate:
         if scope["method"] != "POST":
             return receive  # vLLM's router answers 405
         # In a thread: a body of many megabytes takes seconds, during which other requests must be answered.
-        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, await _read_in_time(receive), scope, facts)
-        return _replay(body, receive)
+        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, await read_in_time(receive), scope, facts)
+        return replay_body(body, receive)
 
 
 def route_path(scope: Scope) -> str:
@@ -132,12 +132,22 @@ def _check_body(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dic
     if isinstance(model, str) and model in facts.missing_adapters:
         what = f"the adapter {model!r} is not loaded; status.adapters of the service says why"
         raise RequestError(what, "model", status=HTTPStatus.SERVICE_UNAVAILABLE)
+    with_slo = with_slo_of_headers(scope, document, facts.slo_classes)
+    check_request(with_slo)
+    return body if with_slo is document else rewrite(scope, with_slo), with_slo
+
+
+def with_slo_of_headers(
+    scope: Scope, document: dict[str, Any], known: Sequence[str], *, allow_other_names: bool = False
+) -> dict[str, Any]:
+    """Return the body with the SLO that the request's headers name; the same object without such headers.
+
+    Raises RequestError (400), see `with_slo_class` and `with_slo_limits`.
+    """
     class_names = _values(scope, _HEADER)
     limits = {name: _values(scope, name.encode()) for name in SLO_LIMIT_HEADERS}
-    with_class = with_slo_class(document, class_names, facts.slo_classes)
-    with_slo = with_slo_limits(with_class, limits, is_class_in_header=bool(class_names))
-    check_request(with_slo)
-    return body if with_slo is document else _rewrite(scope, with_slo), with_slo
+    with_class = with_slo_class(document, class_names, known, allow_other_names=allow_other_names)
+    return with_slo_limits(with_class, limits, is_class_in_header=bool(class_names))
 
 
 def _values(scope: Scope, header: bytes) -> list[str]:
@@ -145,11 +155,11 @@ def _values(scope: Scope, header: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
-class _ClientLeftError(Exception):
+class ClientLeftError(Exception):
     """The client disconnected before its request was complete."""
 
 
-async def _read_in_time(receive: Receive) -> bytes:
+async def read_in_time(receive: Receive) -> bytes:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await _read_body(receive)
@@ -164,7 +174,7 @@ async def _read_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _ClientLeftError
+            raise ClientLeftError
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > MAX_BODY_BYTES:
@@ -175,7 +185,7 @@ async def _read_body(receive: Receive) -> bytes:
             return b"".join(chunks)
 
 
-def _rewrite(scope: Scope, document: dict[str, Any]) -> bytes:
+def rewrite(scope: Scope, document: dict[str, Any]) -> bytes:
     """Return `document` as a body, and set its length in the request's headers, which some parsers rely on."""
     body = json.dumps(document).encode()
     kept = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")]
@@ -183,7 +193,7 @@ def _rewrite(scope: Scope, document: dict[str, Any]) -> bytes:
     return body
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that yields the whole body, then the client's next messages: vLLM waits for a disconnect."""
     sent = False
 

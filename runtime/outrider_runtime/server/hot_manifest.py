@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from outrider_crds.runtime_config import BootConfig, HotConfig, is_reordered
 
 from outrider_runtime.file_stamp import stamp
-from outrider_runtime.local_manifest import LocalManifestError, LocalService, load_local_service
+from outrider_runtime.local_manifest import LocalManifestError, LocalService
 from outrider_runtime.server.config import Serving, write_hot
 
 logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
 
 
-def follow_manifest(manifest: Path, model_root: Path, serving: Serving) -> None:
-    """Start a daemon thread that applies changes of `manifest` until the process ends."""
+def follow_manifest(manifest: Path, load: Callable[[], LocalService], serving: Serving) -> None:
+    """Start a daemon thread that applies changes of `manifest` until the process ends. load: reads the manifest."""
 
     def follow() -> None:
         seen = stamp(manifest)
@@ -28,17 +29,17 @@ def follow_manifest(manifest: Path, model_root: Path, serving: Serving) -> None:
             if latest != seen:
                 seen = latest
                 try:
-                    apply_manifest(manifest, model_root, serving)
+                    apply_manifest(manifest, load, serving)
                 except Exception:  # the thread must survive, so that the next change is read
                     logger.exception("the changed manifest is not used")
 
     threading.Thread(target=follow, name="outrider-manifest", daemon=True).start()
 
 
-def apply_manifest(manifest: Path, model_root: Path, serving: Serving) -> None:
+def apply_manifest(manifest: Path, load: Callable[[], LocalService], serving: Serving) -> None:
     """Write the manifest's hot config to the file that the engine watches. Warn if other changes need a restart."""
     try:
-        service = load_local_service(manifest, model_root)
+        service = load()
     except LocalManifestError as error:
         logger.error("the changed manifest is not used: %s", error)
         return

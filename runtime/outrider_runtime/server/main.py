@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +22,7 @@ from outrider_crds.runtime_config import (
     SERVING_PORT,
 )
 
-from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT
+from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT, load_local_service
 from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, from_config, from_manifest, run_folder
 from outrider_runtime.server.engine_server import Drain
@@ -92,7 +93,8 @@ def _serve(options: argparse.Namespace, run_dir: Path) -> int:
         return work(serving, place, options.admin_port, drain)
     with listen(host, options.port, "--port") as api, listen(host, options.admin_port, "--admin-port") as admin:
         if on_laptop:
-            follow_manifest(options.manifest, options.model_root, serving)
+            load = partial(load_local_service, options.manifest, options.model_root)
+            follow_manifest(options.manifest, load, serving)
         return serve(serving, Listeners(api, admin), drain, place)
 
 

@@ -22,14 +22,16 @@ _MAX_TIME_MS = 86_400_000.0
 """A day: no request has a looser SLO."""
 
 
-def with_slo_class(body: dict[str, Any], headers: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
+def with_slo_class(
+    body: dict[str, Any], headers: Sequence[str], known: Sequence[str], *, allow_other_names: bool = False
+) -> dict[str, Any]:
     """Return the body with the request's class in `vllm_xargs.slo_class`; the same object when nothing changes.
 
     headers: values of all X-SLO-Class headers of the request. known: classes of the current hot config.
-    Raises RequestError (400) for a class that is not known, and for any other name in `vllm_xargs`.
+    Raises RequestError (400) for a class that is not known, and for any other name in `vllm_xargs` unless allowed.
     """
     xargs = body.get(XARGS)
-    if isinstance(xargs, Mapping):
+    if isinstance(xargs, Mapping) and not allow_other_names:
         _check_names(xargs)
     if not headers:
         if isinstance(xargs, Mapping) and XARGS_KEY in xargs:

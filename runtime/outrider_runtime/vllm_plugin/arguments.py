@@ -45,8 +45,6 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         f"--port={SERVING_PORT}",
         f"--dtype={_dtype(plan).value}",
         f"--tensor-parallel-size={boot.engine.tensor_parallel_size}",
-        f"--scheduler-cls={SCHEDULER_CLASS}",
-        f"--worker-cls={CPU_WORKER_CLASS if boot.accelerator.on_cpu else GPU_WORKER_CLASS}",
     ]
     if boot.target.revision and boot.target.source.hub is not None:
         arguments.append(f"--revision={boot.target.revision}")
@@ -54,11 +52,34 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         arguments.append(f"--load-format={LOAD_FORMAT}")
     if boot.engine.max_model_len is not None:
         arguments.append(f"--max-model-len={boot.engine.max_model_len}")
+    settings = engine_settings(plan)
+    words = [word for name, value in settings.items() for word in _argument(name, value)]
+    return [*arguments, *_lora_arguments(boot.engine.lora), *words, *boot.engine.extra_args]
+
+
+def engine_settings(plan: LaunchPlan) -> dict[str, object]:
+    """Return the fields of vLLM's EngineArgs through which Outrider drives the engine. The rest are the user's."""
+    settings: dict[str, object] = {
+        "scheduler_cls": SCHEDULER_CLASS,
+        "worker_cls": CPU_WORKER_CLASS if plan.boot.accelerator.on_cpu else GPU_WORKER_CLASS,
+    }
     speculative = speculative_config(plan)
     if speculative is not None:
-        arguments.append(f"--speculative-config={json.dumps(speculative)}")
-    arguments += [*_lora_arguments(boot.engine.lora), *_additional_config(plan)]
-    return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
+        settings["speculative_config"] = speculative
+    additional = {**_heads_for_the_compiler(plan), **_lookahead(plan)}
+    if additional:
+        settings["additional_config"] = additional
+    return settings | _graph_settings(plan)
+
+
+def _argument(name: str, value: object) -> list[str]:
+    """Return the words of the argument that sets a field of EngineArgs."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    return [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
 
 
 def _models(plan: LaunchPlan) -> list[ModelRef]:
@@ -173,11 +194,6 @@ def _lora_arguments(lora: Lora | None) -> list[str]:
     ]
 
 
-def _additional_config(plan: LaunchPlan) -> list[str]:
-    made = {**_heads_for_the_compiler(plan), **_lookahead(plan)}
-    return [f"--additional-config={json.dumps(made)}"] if made else []
-
-
 def _heads_for_the_compiler(plan: LaunchPlan) -> dict[str, object]:
     """Name all heads in vLLM's config, whose hash is the key of compiled code.
 
@@ -196,15 +212,15 @@ def _lookahead(plan: LaunchPlan) -> dict[str, object]:
     return {LOOKAHEAD_TOKENS: plan.boot.max_draft_tokens + 1} if blocks else {}
 
 
-def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) -> list[str]:
+def _graph_settings(plan: LaunchPlan) -> dict[str, object]:
     if plan.boot.accelerator.on_cpu:
         # vLLM's compiler needs a C++ compiler on a CPU; an image without one would fail during warm-up.
-        return [] if shutil.which("g++") else ["--enforce-eager"]
-    if speculative is None or _names_graphs(plan.boot.engine.extra_args):
-        return []
+        return {} if shutil.which("g++") else {"enforce_eager": True}
+    if plan.pool.primary is None or _names_graphs(plan.boot.engine.extra_args):
+        return {}
     most = plan.boot.max_draft_tokens
     sizes = {size for requests in _max_num_seqs(plan.boot.engine.extra_args) for size in graph_sizes(most, requests)}
-    return ["--cudagraph-capture-sizes", *map(str, sorted(sizes))]
+    return {"cudagraph_capture_sizes": sorted(sizes)}
 
 
 def _names_graphs(extra_arguments: list[str]) -> bool:

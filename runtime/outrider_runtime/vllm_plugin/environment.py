@@ -21,15 +21,17 @@ def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str
     if boot.accelerator.on_cpu:
         defaults |= _cpu_defaults({**environ, **chosen}) | _cpu_cache(boot)
     environment = {name: value for name, value in defaults.items() if name not in environ} | chosen
-    return environment | {RUN_DIR_VARIABLE: run_dir, **SECOND_RUNNER} | _interpreter(on_cpu=boot.accelerator.on_cpu)
+    return environment | plugin_environment(boot, run_dir)
 
 
-def _interpreter(*, on_cpu: bool) -> dict[str, str]:
-    if not on_cpu:
-        return {}
+def plugin_environment(boot: BootConfig, run_dir: str) -> dict[str, str]:
+    """Return the variables without which the plugin does not run."""
+    environment = {RUN_DIR_VARIABLE: run_dir, **SECOND_RUNNER}
+    if not boot.accelerator.on_cpu:
+        return environment
     from outrider_cpu import ENVIRONMENT  # a package that is needed on CPUs only
 
-    return ENVIRONMENT
+    return environment | ENVIRONMENT
 
 
 def _cpu_defaults(environ: Mapping[str, str]) -> dict[str, str]:

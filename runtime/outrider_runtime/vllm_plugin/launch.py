@@ -111,12 +111,17 @@ def noted_failures(plan: LaunchPlan) -> dict[str, str]:
 
 def prepare(plan: LaunchPlan, environ: MutableMapping[str, str] = os.environ) -> None:
     """Write the plan for vLLM's processes, and set their environment."""
+    write_plan(plan)
+    environ.update(engine_environment(plan.boot, plan.paths.run_dir, environ))
+
+
+def write_plan(plan: LaunchPlan) -> None:
+    """Write the plan into the run folder, without what an earlier start left there."""
     run_dir = Path(plan.paths.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     for stale_file in (FAILURES_FILE, CAUSE_FILE, *WORKER_NOTES):
         (run_dir / stale_file).unlink(missing_ok=True)
     (run_dir / PLAN_FILE).write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
-    environ.update(engine_environment(plan.boot, plan.paths.run_dir, environ))
 
 
 def load_plan(environ: Mapping[str, str] = os.environ) -> LaunchPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def _serving(manifest: Path, tmp_path: Path) -> Serving:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     return from_manifest(manifest, tmp_path / "root", Paths(run_dir=str(run_dir)))
+
+
+def _apply(manifest: Path, tmp_path: Path, serving: Serving) -> None:
+    apply_manifest(manifest, partial(load_local_service, manifest, tmp_path / "root"), serving)
 
 
 def _edit(manifest: Path, **speculation: object) -> None:
@@ -97,7 +102,7 @@ def test_edit_of_a_hot_field_takes_effect_without_restart(manifest: Path, tmp_pa
     serving = _serving(manifest, tmp_path)
     before = config_hash(_hot(serving))
     _edit(manifest, mode="Off")
-    apply_manifest(manifest, tmp_path / "root", serving)
+    _apply(manifest, tmp_path, serving)
     assert _hot(serving).mode == "Off"
     assert config_hash(_hot(serving)) != before
 
@@ -111,7 +116,7 @@ def test_drafter_is_paused_without_restart(
     document["spec"]["draftPool"][0]["paused"] = True
     manifest.write_text(yaml.safe_dump(document))
     with caplog.at_level(logging.WARNING):
-        apply_manifest(manifest, tmp_path / "root", serving)
+        _apply(manifest, tmp_path, serving)
     assert _hot(serving).paused_drafters == [document["spec"]["draftPool"][0]["name"]]
     assert "restart" not in caplog.text
 
@@ -136,7 +141,7 @@ def test_adapters_change_without_restart(manifest: Path, tmp_path: Path, caplog:
     assert lora.volume.host_path.path == str(folder)
     _with_lora(manifest, volume, "support", "legal")
     with caplog.at_level(logging.WARNING):
-        apply_manifest(manifest, tmp_path / "root", serving)
+        _apply(manifest, tmp_path, serving)
     assert [adapter.name for adapter in _hot(serving).adapters or ()] == ["support", "legal"]
     assert "restart" not in caplog.text
 
@@ -153,7 +158,7 @@ def test_broken_edit_changes_nothing(manifest: Path, tmp_path: Path, caplog: pyt
     before = _hot(serving)
     _edit(manifest, mode="Sometimes")
     with caplog.at_level(logging.ERROR):
-        apply_manifest(manifest, tmp_path / "root", serving)
+        _apply(manifest, tmp_path, serving)
     assert _hot(serving) == before
     assert "the changed manifest is not used" in caplog.text
 
@@ -163,10 +168,10 @@ def test_edit_that_needs_a_restart_is_logged(manifest: Path, tmp_path: Path, cap
     serving = _serving(manifest, tmp_path)
     with caplog.at_level(logging.WARNING):
         _edit(manifest, maxDraftTokens=2)
-        apply_manifest(manifest, tmp_path / "root", serving)
+        _apply(manifest, tmp_path, serving)
         assert "after a restart" not in caplog.text
         _edit(manifest, maxDraftTokens=9)
-        apply_manifest(manifest, tmp_path / "root", serving)
+        _apply(manifest, tmp_path, serving)
         assert "after a restart" in caplog.text
 
 
@@ -179,7 +184,7 @@ def test_new_order_of_the_pool_takes_effect_without_restart(
     document["spec"]["draftPool"].reverse()
     manifest.write_text(yaml.safe_dump(document))
     with caplog.at_level(logging.WARNING):
-        apply_manifest(manifest, tmp_path / "root", serving)
+        _apply(manifest, tmp_path, serving)
     assert "after a restart" not in caplog.text
     assert _hot(serving).drafter_order == [drafter["name"] for drafter in document["spec"]["draftPool"]]
 
@@ -189,9 +194,9 @@ def test_reverted_edit_restores_the_config_of_the_start(manifest: Path, tmp_path
     serving, text = _serving(manifest, tmp_path), manifest.read_text()
     before = _hot(serving)
     _edit(manifest, maxDraftTokens=2)
-    apply_manifest(manifest, tmp_path / "root", serving)
+    _apply(manifest, tmp_path, serving)
     manifest.write_text(text)
-    apply_manifest(manifest, tmp_path / "root", serving)
+    _apply(manifest, tmp_path, serving)
     assert _hot(serving) == before
 
 
@@ -259,7 +264,7 @@ def test_watcher_survives_recursion_error_in_manifest(
 
     monkeypatch.setattr(hot_manifest, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(hot_manifest, "apply_manifest", stumble)
-    hot_manifest.follow_manifest(manifest, tmp_path / "root", serving)
+    hot_manifest.follow_manifest(manifest, partial(load_local_service, manifest, tmp_path / "root"), serving)
     for _ in range(2):
         while not edits.acquire(timeout=0.05):
             manifest.write_text(manifest.read_text() + "\n")
