@@ -67,6 +67,8 @@ RULES = (
     Rule("tutorials/laptop.md", ".venv/bin/python -m setup.model", "make test begins with it"),
     Rule("tutorials/laptop.md", ".venv/bin/outrider-runtime serve", "tests/engine/conftest.py starts it on free ports"),
     Rule("tutorials/laptop.md", "curl ", Runner.SERVER),
+    Rule("how-to/beside-your-vllm.md", "pip install", _REGISTRY),
+    Rule("how-to/beside-your-vllm.md", "OUTRIDER=1 vllm serve", "tests/engine/test_stock_server.py starts a small one"),
     Rule("how-to/autoscale.md", "kubectl apply ", "needs KEDA; tests/operator/test_autoscaling.py scales by an HPA"),
     Rule("how-to/autoscale.md", "kubectl get hpa", "needs KEDA"),
     Rule("how-to/build-images.md", "buildah ", f"{_REGISTRY}; tests/images builds the images"),

@@ -31,7 +31,7 @@ REPETITIVE = "Repeat exactly: one two three four five one two three four five on
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-cpu.yaml"
 
 
-def _client(port: int) -> httpx.Client:
+def client_of(port: int) -> httpx.Client:
     """No connection is used twice: one that was idle for seconds ends when the server says, maybe as it is used."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, limits=limits)
@@ -54,7 +54,7 @@ class Server:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
-        self.api, self.admin = _client(self.port), _client(self.admin_port)
+        self.api, self.admin = client_of(self.port), client_of(self.admin_port)
 
     def wait_until(self, what: str, holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Fails with the end of the log when it does not come true, or the process ends first."""

@@ -89,13 +89,22 @@ CPU_RUNNER = Patch(
 INPUT_PROCESSOR = Patch(
     "vllm.v1.engine.async_llm.AsyncLLM", "input_processor", "requests that do not fit the sampler's tables are refused"
 )
+ENGINE_CONFIG = Patch(
+    "vllm.engine.arg_utils.EngineArgs", "create_engine_config", "the user's flags get what Outrider needs"
+)
+ENGINE_CLIENT = Patch(
+    "vllm.v1.engine.async_llm.AsyncLLM", "from_vllm_config", "an engine that Outrider kept from starting starts plainly"
+)
+SERVER_APP = Patch(
+    "vllm.entrypoints.launchers.api_server.entry", "build_app", "vLLM's server has Outrider's pages and SLO header"
+)
 MIDDLEWARES = Patch("starlette.applications.Starlette", "middleware_stack", "the app builds its middlewares once more")
 
 PATCHES = (
     SPECULATOR, HEADS_STATES, TARGET_GRAPHS, *GRAPH_LENGTHS, *GRAPH_CHOICES, *RANKING, NEW_MODEL, LOADED_MODEL,
     HEAD_LOADER, DFLASH_LOADER, DSPARK_LOADER, DRAFT_MODEL_LOADER, COMPILED_PARTS, LOOKAHEAD, NEW_SLOTS,
     SPECULATION_CHECK, ENGINE_CORE, NEW_BLOCKS, ADAPTER_LOADER, *PROMPT_LOGPROBS, CPU_RUNNER, INPUT_PROCESSOR,
-    MIDDLEWARES,
+    ENGINE_CONFIG, ENGINE_CLIENT, SERVER_APP, MIDDLEWARES,
 )  # fmt: skip
 
 

@@ -1,0 +1,55 @@
+"""Says whether Outrider is active in vLLM's server: a line in the log, and the metric `outrider_active`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from prometheus_client import Gauge
+
+from outrider_runtime.stock_server.entry_point import is_enabled
+
+STRICT_VARIABLE = "OUTRIDER_STRICT"
+LONGEST_REASON = 400
+logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+
+
+class StepAsideError(Exception):
+    """Outrider cannot run with this vLLM, these flags or this file; the message says why, in a sentence."""
+
+
+class Activity:
+    """Whether Outrider drives the engine of this process."""
+
+    def __init__(self) -> None:
+        self.reason = "the engine is starting"
+        """Why Outrider is not active; empty if it is."""
+        self._gauge = _gauge()
+        self._report(self.reason)
+
+    def active(self, drafters: list[str], most: int) -> None:
+        self._report("")
+        pool = ", ".join(drafters) or "no drafter"
+        logger.info("Outrider is active: at most %d draft tokens of %s", most, pool)
+
+    def step_aside(self, reason: str, environ: Mapping[str, str] = os.environ) -> None:
+        """Note why vLLM serves without Outrider. Raises SystemExit if the user wants that to be an error."""
+        sentence = " ".join(reason.split())[:LONGEST_REASON]
+        self._report(sentence)
+        if is_enabled({"OUTRIDER": environ.get(STRICT_VARIABLE, "")}):
+            raise SystemExit(f"Outrider cannot be active, and {STRICT_VARIABLE} is set: {sentence}")
+        logger.warning("Outrider is not active, and vLLM serves with its own flags alone: %s", sentence)
+
+    def _report(self, reason: str) -> None:
+        self.reason = reason
+        self._gauge.clear()
+        self._gauge.labels(reason).set(not reason)
+
+
+@cache
+def _gauge() -> Gauge:
+    """Make the metric once a process, in the registry of vLLM's own metrics."""
+    what = "1 while Outrider drives the engine of this server; 0 with the reason while vLLM serves alone."
+    return Gauge("outrider_active", what, ["reason"], multiprocess_mode="mostrecent")

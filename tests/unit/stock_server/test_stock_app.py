@@ -1,0 +1,94 @@
+"""What reaches vLLM's app, and what Outrider answers itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import httpx
+import pytest
+from outrider_runtime.server.page_server import WebPage
+from outrider_runtime.stock_server.activity import STRICT_VARIABLE, Activity
+from outrider_runtime.stock_server.entry_point import is_enabled
+from outrider_runtime.stock_server.stock_app import ServedPages, StockApp
+from prometheus_client import REGISTRY
+
+from tests.unit.server.test_gate import CHAT, Engine
+
+BODY = b'{"model":  "m", "vllm_xargs": {"mine": 1}}'
+
+
+class Pages:
+    def __init__(self, *classes: str) -> None:
+        self._classes = classes
+
+    def answer(self, path: str) -> WebPage:
+        return WebPage(HTTPStatus.OK, "text/plain", path.encode())
+
+    def slo_classes(self) -> Sequence[str]:
+        return self._classes
+
+
+async def send(
+    engine: Engine, pages: ServedPages | None, path: str = CHAT, **headers: str
+) -> httpx.Response:  # fmt: skip
+    app = StockApp(engine, Activity(), pages)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://pod") as client:
+        if path != CHAT:
+            return await client.get(path)
+        return await client.post(path, content=BODY, headers=headers)
+
+
+async def test_request_without_slo_header_is_untouched() -> None:
+    engine = Engine()
+    assert (await send(engine, Pages("batch"))).text == "one two"
+    assert engine.bodies == [BODY]
+
+
+async def test_slo_header_becomes_the_class_of_the_body() -> None:
+    engine = Engine()
+    assert (await send(engine, Pages("batch"), **{"X-SLO-Class": "batch"})).status_code == 200
+    assert json.loads(engine.bodies[0])["vllm_xargs"] == {"mine": 1, "slo_class": "batch"}
+    assert engine.headers[0][b"content-length"] == str(len(engine.bodies[0])).encode()
+
+
+async def test_unknown_slo_class_is_refused_with_the_known() -> None:
+    engine = Engine()
+    answer = await send(engine, Pages("batch"), **{"X-SLO-Class": "gold"})
+    assert answer.status_code == 400
+    assert "known classes: batch" in answer.json()["error"]["message"]
+    assert not engine.bodies
+
+
+@pytest.mark.parametrize("pages", [None, Pages()], ids=["not active", "no classes"])
+async def test_slo_header_without_classes_is_ignored(pages: ServedPages | None) -> None:
+    engine = Engine()
+    assert (await send(engine, pages, **{"X-SLO-Class": "gold"})).status_code == 200
+    assert engine.bodies == [BODY]
+
+
+async def test_pages_say_why_outrider_is_not_active() -> None:
+    assert (await send(Engine(), Pages(), "/outrider/why")).text == "/outrider/why"
+    answer = await send(Engine(), None, "/outrider/state")
+    assert answer.status_code == 503
+    assert "not active: the engine is starting" in answer.json()["error"]
+
+
+def test_reason_is_in_the_metric_and_in_a_strict_error() -> None:
+    activity = Activity()
+    activity.step_aside("no\nway", {})
+    assert REGISTRY.get_sample_value("outrider_active", {"reason": "no way"}) == 0
+    with pytest.raises(SystemExit, match=f"{STRICT_VARIABLE} is set: no way"):
+        activity.step_aside("no way", {STRICT_VARIABLE: "1"})
+    activity.active(["lookup"], 5)
+    assert REGISTRY.get_sample_value("outrider_active", {"reason": ""}) == 1
+    assert REGISTRY.get_sample_value("outrider_active", {"reason": "no way"}) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "enabled"), [("1", True), ("true", True), ("0", False), ("False", False), ("", False)]
+)
+def test_variable_switches_outrider(value: str, *, enabled: bool) -> None:
+    assert is_enabled({"OUTRIDER": value}) is enabled
+    assert not is_enabled({})
