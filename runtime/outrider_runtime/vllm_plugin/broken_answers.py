@@ -4,13 +4,14 @@ Such a state makes every logit NaN, and vLLM goes on to answer token 0. Its KV i
 the next requests that get them: an attention kernel that multiplies stale values by 0 reads NaN. So the request ends
 with an error, its pages leave the prefix cache, and they are zeroed before they are used again. So are those of a
 request that gave them up, for example as its client left, before the broken step was reported. If every request is
-like that, the pod itself is at fault: the engine ends, and the pod is restarted.
+like that, the pod itself is at fault: the engine ends, and the pod is restarted. Only plain requests show this: another
+may have got its NaN from its client or its adapter, and would get it from the next pod, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider_runtime.vllm_plugin.cause import note_cause
@@ -26,31 +27,27 @@ class BrokenPodError(RuntimeError):
 
 
 class BrokenRow:
-    """The broken requests since the engine last computed something finite."""
+    """The broken plain requests since the engine last computed something finite."""
 
     def __init__(self) -> None:
-        self._adapters: dict[str, str | None] = {}
+        self._requests: set[str] = set()
 
-    def observe(self, broken: Mapping[str, str | None], requests: int) -> None:
-        """Note a step. broken: adapter of each broken request, None: the target. requests: all of the step.
-
-        Raises BrokenPodError if the pod is at fault. A row of one adapter's requests is that adapter's fault.
-        """
-        if len(broken) < requests:
+    def observe(self, broken: Iterable[str], *, is_any_finite: bool) -> None:
+        """Note the broken plain requests of a step. Raises BrokenPodError if the pod is at fault."""
+        if is_any_finite:
             self.end()
             return
-        self._adapters |= broken
-        adapters = set(self._adapters.values())
-        if len(self._adapters) >= MOST_IN_A_ROW and (None in adapters or len(adapters) > 1):
+        self._requests.update(broken)
+        if len(self._requests) >= MOST_IN_A_ROW:
             raise BrokenPodError(
-                f"the last {len(self._adapters)} requests had no finite hidden state (NaN or infinity), and no other "
+                f"the last {len(self._requests)} requests had no finite hidden state (NaN or infinity), and no other "
                 "request had one: the target's weights or the device may be faulty"
             )
 
     def end(self) -> None:
         """Forget the row: something finite was computed."""
-        if self._adapters:
-            self._adapters = {}
+        if self._requests:
+            self._requests = set()
 
 
 class BrokenAnswers:
@@ -59,6 +56,8 @@ class BrokenAnswers:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._row = BrokenRow()
+        media = scheduler.vllm_config.model_config.multimodal_config
+        self._takes_media_embeddings = media is not None and media.enable_mm_embeds
         self._pages: set[int] = set()
         """Pages to be zeroed once no request has them."""
         self._leaving: dict[str, tuple[int, set[int]]] = {}
@@ -89,12 +88,19 @@ class BrokenAnswers:
                 output.sampled_token_ids[output.req_id_to_index[name]] = []
         self.count += len(running)
         scheduler.grammar_compile_error_reqs.update(running)  # vLLM ends these with an error
-        adapters = {name: request.lora_request and request.lora_request.lora_name for name, request in running.items()}
-        for name, adapter in adapters.items():
-            of = f"adapter {adapter}" if adapter else "the target"
+        for name, request in running.items():
+            adapter = request.lora_request
+            of = f"adapter {adapter.lora_name}" if adapter else "the target"
             logger.warning("Request %s of %s ends: the engine computed NaN or infinity for it", name, of)
+        plain = [name for name, request in running.items() if self._is_plain(request)]
         with note_cause():  # the server reads it as soon as the engine core ends
-            self._row.observe(adapters, len(scheduled) - len(broken) + len(running))
+            self._row.observe(plain, is_any_finite=len(scheduled) > len(broken))
+
+    def _is_plain(self, request: Any) -> bool:
+        """Return whether only the pod can have made its NaN: it brings no adapter, no embeddings, and no audio, whose
+        samples may be NaN in the file."""
+        has_floats = any(self._takes_media_embeddings or media.modality == "audio" for media in request.mm_features)
+        return not request.lora_request and request.prompt_embeds is None and not has_floats
 
     def _pages_of(self, name: str) -> set[int]:
         manager = self._scheduler.kv_cache_manager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,10 @@ class FakeScheduler:
     """The parts of vLLM's scheduler that hold requests and pages; page 0 is vLLM's null page."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, Any] = {name: SimpleNamespace(lora_request=None) for name in PAGES}
+        plain: dict[str, Any] = {"lora_request": None, "prompt_embeds": None, "mm_features": []}
+        self.requests: dict[str, Any] = {name: SimpleNamespace(**plain) for name in PAGES}
+        media = SimpleNamespace(enable_mm_embeds=False)
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(multimodal_config=media))
         self.evicted: set[int] = set()
         self.grammar_compile_error_reqs: set[str] = set()
         self.blocks = [SimpleNamespace(block_id=number, ref_cnt=1) for number in range(6)]
@@ -85,23 +90,47 @@ def test_pages_given_up_before_the_report_are_zeroed(broken_step: int) -> None:
 
 def test_pod_ends_when_no_request_is_finite() -> None:
     row = BrokenRow()
-    row.observe({"a": None}, 1)
-    row.observe({"a": None, "b": None}, 2)  # the same request again counts once
+    row.observe(["a"], is_any_finite=False)
+    row.observe(["a", "b"], is_any_finite=False)  # the same request again counts once
     with pytest.raises(BrokenPodError, match="last 3 requests had no finite hidden state"):
-        row.observe({"c": None}, 1)
+        row.observe(["c"], is_any_finite=False)
 
 
 def test_pod_goes_on_while_other_requests_are_finite() -> None:
     row = BrokenRow()
     for name in "abcdef":
-        row.observe({name: None}, 1)
-        row.observe({name: None}, 2)
+        row.observe([name], is_any_finite=False)
+        row.observe([name], is_any_finite=True)
 
 
-def test_pod_goes_on_when_one_adapter_is_at_fault() -> None:
-    """A restart would load the same adapter again, and take the others out of service meanwhile."""
-    row = BrokenRow()
-    for name in "abcdef":
-        row.observe({name: "bad"}, 1)
-    with pytest.raises(BrokenPodError):
-        row.observe({"g": "other"}, 1)
+IMAGE, AUDIO = SimpleNamespace(modality="image"), SimpleNamespace(modality="audio")
+
+
+@pytest.mark.parametrize(
+    ("brought", "takes_embeddings", "restarts"),
+    [
+        ({}, True, True),
+        ({"mm_features": [IMAGE]}, False, True),
+        ({"mm_features": [IMAGE]}, True, False),
+        ({"mm_features": [IMAGE, AUDIO]}, False, False),
+        ({"prompt_embeds": object()}, False, False),
+        ({"lora_request": SimpleNamespace(lora_name="")}, False, False),
+    ],
+)
+def test_nan_of_a_client_or_adapter_ends_no_pod(
+    brought: Any, takes_embeddings: bool, restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: three requests with NaN embeddings, or two adapters that overflow, restarted a pod that was well otherwise.
+    The next pod would get the same from them."""
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    scheduler = FakeScheduler()
+    scheduler.vllm_config.model_config.multimodal_config.enable_mm_embeds = takes_embeddings
+    scheduler.kv_cache_manager.get_block_ids = lambda _: ([3],)
+    answers = BrokenAnswers(scheduler)
+    request = SimpleNamespace(**vars(scheduler.requests["well"]) | brought)
+    scheduler.requests = dict.fromkeys("abc", request)
+    with pytest.raises(BrokenPodError) if restarts else nullcontext():
+        for name in "abc":
+            if request.lora_request:
+                request.lora_request.lora_name = f"adapter-{name}"
+            answers.end([name], SimpleNamespace(sampled_token_ids=[]), {name: 1})
