@@ -11,6 +11,9 @@ from outrider_crds.names import BucketUri, DataKey, HostFolder, Image, ObjectNam
 from outrider_crds.quantity import Size
 
 MOST_ADAPTERS = 32
+RETRY_REFUSED_AFTER_S = 3600.0
+"""Seconds between attempts at a model or adapter that the hub or bucket refuses. A new token may help, but the operator
+may not read the Secret, so it cannot see one."""
 
 
 class SecretKeyRef(Model):

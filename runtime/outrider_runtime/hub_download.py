@@ -11,12 +11,12 @@ import fnmatch
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 SAFE_WEIGHTS = "*.safetensors"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.ot")
@@ -157,14 +157,25 @@ def _wait(receiver: Connection, bytes_on_claim: Callable[[], int], stall_s: floa
             raise DownloadError(f"no byte came for {stall_s:.0f} s")
 
 
+def is_refused(error: BaseException) -> bool:
+    """Return whether the hub or bucket refuses the files to us, or has none of that name."""
+    codes = [_http_code(getattr(cause, "response", None)) for cause in _chain(error)]
+    return any(400 <= code < 500 and code not in _PASSING_CODES for code in codes)
+
+
+def _http_code(response: Any) -> int:
+    """Return the code of a response, which is an object of the hub's client or a dict of the bucket's; 0: none."""
+    if isinstance(response, Mapping):
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int(getattr(response, "status_code", 0))
+
+
 def is_final(error: BaseException) -> bool:
     """Can no later attempt succeed? It cannot if the hub refuses the model or its name, or the claim the files."""
-    codes = [getattr(getattr(cause, "response", None), "status_code", None) for cause in _chain(error)]
-    refused = any(code is not None and 400 <= code < 500 and code not in _PASSING_CODES for code in codes)
     numbers = {cause.errno for cause in _chain(error) if isinstance(cause, OSError)}
     # A proxy's page in place of the hub's JSON is a ValueError, too, and may be gone soon.
     is_misnamed = isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError)
-    return refused or is_misnamed or not numbers.isdisjoint(_FINAL_ERRORS)
+    return is_refused(error) or is_misnamed or not numbers.isdisjoint(_FINAL_ERRORS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

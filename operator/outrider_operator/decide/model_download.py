@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from outrider_crds.base import digest
-from outrider_crds.model_sources import ModelRef
+from outrider_crds.model_sources import RETRY_REFUSED_AFTER_S, ModelRef
 from outrider_crds.prefetch_report import PREFETCH_REFUSED, PrefetchProgress
 from outrider_crds.spec import SpeculativeServiceSpec
 
@@ -43,8 +43,6 @@ KEY_ANNOTATION = "outrider.dev/prefetch"
 DOWNLOADER = "prefetch"
 """Name of the Job's container."""
 _RETRIES = 3
-_AGAIN_S = 3600.0
-"""Seconds after which a failed download begins again: a token may have been replaced, and a Secret must not be read."""
 _LAST_LINES = 3
 _NO_PROGRAM_CODES = (126, 127)
 """Exit codes of a shell or container runtime whose command is not in its image."""
@@ -134,7 +132,7 @@ def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_sett
         why = "" if has_begun else why_not_running(job, pod, world.observed.warnings, world.at)
     is_program_missing = _is_program_missing(job, pod)
     is_repeatable = has_ended and prefetch.is_due and not is_program_missing
-    is_due_again = is_repeatable and world.at >= _ended_s(job, pod) + _AGAIN_S
+    is_due_again = is_repeatable and world.at >= _ended_s(job, pod) + RETRY_REFUSED_AFTER_S
     return replace(
         prefetch,
         job=job,

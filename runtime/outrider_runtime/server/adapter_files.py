@@ -21,7 +21,7 @@ from outrider_crds.runtime_config import adapters_folder
 
 from outrider_runtime.bucket import SCHEME, pull
 from outrider_runtime.error_text import first_line
-from outrider_runtime.hub_download import is_final
+from outrider_runtime.hub_download import is_refused
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -31,7 +31,7 @@ _PREFIX = "outrider-adapters-"
 
 
 class UnusableAdapterError(Exception):
-    """An adapter cannot be loaded; the message is a sentence for the status. is_refused: the hub has none for us."""
+    """An adapter cannot be loaded; the message is a sentence for the status. is_refused: the hub or bucket said no."""
 
     def __init__(self, why: str, *, is_refused: bool = False) -> None:
         super().__init__(why)
@@ -107,7 +107,7 @@ def _download(source: AdapterRepository) -> Path:
     except Exception as error:  # the hub client's errors share no base class
         why = " ".join(str(error).split())
         sentence = f"{source.repository} cannot be had from the hub: {why}"
-        raise UnusableAdapterError(sentence, is_refused=is_final(error)) from error
+        raise UnusableAdapterError(sentence, is_refused=is_refused(error)) from error
 
 
 def _pull(uri: str, folder: Path, *files: str) -> None:
@@ -116,7 +116,7 @@ def _pull(uri: str, folder: Path, *files: str) -> None:
     try:
         pull(uri, uri, folder, [glob.escape(f"{prefix}/{file}" if prefix else file) for file in files])
     except OSError as error:
-        raise UnusableAdapterError(" ".join(str(error).split())) from error
+        raise UnusableAdapterError(" ".join(str(error).split()), is_refused=is_refused(error)) from error
 
 
 def _check_config(folder: Path, place: str, max_rank: int) -> None:

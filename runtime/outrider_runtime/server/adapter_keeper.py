@@ -2,8 +2,8 @@
 
 An adapter is loaded under a number of its own, and offered to requests once the engine has accepted it. Another source
 of the same name is loaded together with the earlier one, which serves on until then, and afterwards for the requests
-that already run with it. An adapter that cannot be loaded is tried again, less and less often; one that the hub
-refuses, after an hour, as downloads of models are.
+that already run with it. An adapter that cannot be loaded is tried again, less and less often. One that the hub or
+bucket refuses is tried once an hour, as model downloads are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from outrider_crds.model_sources import AdapterSource, AdapterSpec
+from outrider_crds.model_sources import RETRY_REFUSED_AFTER_S, AdapterSource, AdapterSpec
 from outrider_crds.runtime_config import HotConfig
 from outrider_crds.runtime_state import AdapterState
 from pydantic import ValidationError
@@ -29,7 +29,7 @@ from outrider_runtime.server.loading_thread import in_daemon_thread
 
 logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
-FIRST_RETRY_S, LONGEST_RETRY_S, REFUSED_RETRY_S = 5.0, 300.0, 3600.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 LONGEST_COPY_S = 1800.0
 """Time for the files of an adapter, which take seconds. A download that hangs goes on in its thread, and what it brings
 counts at the next attempt."""
@@ -164,8 +164,7 @@ class AdapterKeeper:
         reason = " ".join(reason.split())[:MAX_CHARACTERS]
         last = self._failed.get(spec.name)
         again = last is not None and last.source == spec.source
-        wait_s = min(2 * last.wait_s, LONGEST_RETRY_S) if last is not None and again else FIRST_RETRY_S
-        wait_s = REFUSED_RETRY_S if isinstance(error, UnusableAdapterError) and error.is_refused else wait_s
+        wait_s = _wait_s(error, last.wait_s if last is not None and again else 0.0)
         if last is None or last.reason != reason:
             logger.warning("adapter %r is not loaded: %s", spec.name, reason)
         self._failed[spec.name] = FailedLoad(spec.source, reason, self.clock() + wait_s, wait_s)
@@ -191,6 +190,13 @@ class AdapterKeeper:
         is_current = failed is not None and failed.source == spec.source
         reason = failed.reason if failed is not None and is_current else ""
         return AdapterState(name=spec.name, loaded=spec.name in self._loaded, reason=reason)
+
+
+def _wait_s(error: Exception, last_wait_s: float) -> float:
+    """Return the seconds until the next attempt. last_wait_s: those before this one; 0 after none."""
+    if isinstance(error, UnusableAdapterError) and error.is_refused:
+        return RETRY_REFUSED_AFTER_S
+    return min(2 * last_wait_s, LONGEST_RETRY_S) if 0.0 < last_wait_s <= LONGEST_RETRY_S else FIRST_RETRY_S
 
 
 def _specs_of(hot_file: Path, at_boot: HotConfig, last: Mapping[str, AdapterSpec]) -> dict[str, AdapterSpec]:

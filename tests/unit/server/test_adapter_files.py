@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +154,37 @@ def test_an_adapter_is_downloaded_from_a_bucket(tmp_path: Path) -> None:
     read = ["team/[v2]/adapter_config.json", f"team/[v2]/{WEIGHTS}", "adapter_config.json", WEIGHTS]
     assert [*dict.fromkeys(served.reads)] == [*read, "team/large/adapter_config.json"]
     assert len(list(copies.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("code", "is_refused"), [(401, True), (403, True), (404, True), (429, False), (503, False)])
+def test_refusal_of_a_bucket_is_known_by_its_code(
+    code: int, is_refused: bool, files: AdapterFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: only the hub's refusals were known, so each pod came back to a bucket every five minutes for a 403."""
+    error = Exception(f"An error occurred ({code}) when calling ListObjectsV2")
+    error.response = {"ResponseMetadata": {"HTTPStatusCode": code}}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "runai_model_streamer", SimpleNamespace(pull_files=_raise(error)))
+    with pytest.raises(UnusableAdapterError, match=str(code)) as raised:
+        files.copy(AdapterSource.model_validate({"s3": {"uri": "s3://adapters/one"}}))
+    assert raised.value.is_refused is is_refused
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("no JSON")])
+def test_trouble_of_the_pod_is_no_refusal_of_the_hub(
+    error: Exception, files: AdapterFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: an adapter waited for an hour after its pod's cache was full for a moment."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", _raise(error))
+    with pytest.raises(UnusableAdapterError) as raised:
+        files.copy(AdapterSource.model_validate({"hub": {"repository": "org/model"}}))
+    assert not raised.value.is_refused
+
+
+def _raise(error: Exception) -> Callable[..., None]:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return refuse
 
 
 def _answers(copies: Path, environment: dict[str, str], *sources: Any) -> list[str]:

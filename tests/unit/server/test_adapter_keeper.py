@@ -8,11 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from outrider_crds.model_sources import AdapterFolder, AdapterSource, AdapterSpec, AdapterVolume, HostPathSource, Lora
+from outrider_crds.model_sources import (
+    RETRY_REFUSED_AFTER_S,
+    AdapterFolder,
+    AdapterSource,
+    AdapterSpec,
+    AdapterVolume,
+    HostPathSource,
+    Lora,
+)
 from outrider_crds.runtime_config import HotConfig
 from outrider_runtime.server import adapter_keeper
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
-from outrider_runtime.server.adapter_keeper import FIRST_RETRY_S, REFUSED_RETRY_S, AdapterKeeper
+from outrider_runtime.server.adapter_keeper import FIRST_RETRY_S, AdapterKeeper
 
 from tests.engine.engines import hot_config
 
@@ -148,21 +156,27 @@ def test_an_adapter_that_is_refused_is_tried_less_and_less_often(pod: Pod) -> No
 
 
 def test_an_adapter_that_the_hub_refuses_is_tried_hourly(pod: Pod) -> None:
-    """Bug: each pod came back every five minutes for a 401. Another source is tried at once."""
+    """Bug: each pod came back every five minutes for a 401. Later, a passing failure waited for minutes after such
+    refusals. Another source is tried at once."""
 
     async def run() -> None:
         pod.slots.refuses, pod.slots.is_refused = "401 Unauthorized", True
         pod.want(a="one")
         await pod.pass_by()
-        pod.time_s += REFUSED_RETRY_S - 1
+        pod.time_s += RETRY_REFUSED_AFTER_S - 1
         await pod.pass_by()
         assert pod.slots.loads == 1
         pod.time_s += 1
         await pod.pass_by()
         assert pod.slots.loads == 2
+        pod.slots.is_refused = False
+        for wait_s in (RETRY_REFUSED_AFTER_S, FIRST_RETRY_S):
+            pod.time_s += wait_s
+            await pod.pass_by()
+        assert pod.slots.loads == 4
         pod.want(a="two")
         await pod.pass_by()
-        assert pod.slots.loads == 3
+        assert pod.slots.loads == 5
 
     asyncio.run(run())
 
