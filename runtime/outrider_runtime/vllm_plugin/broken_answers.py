@@ -2,10 +2,10 @@
 
 Such a state makes every logit NaN, and vLLM goes on to answer token 0. Its KV is NaN, too, and the pages would spoil
 the next requests that get them: an attention kernel that multiplies stale values by 0 reads NaN. So the request ends
-with an error, its pages leave the prefix cache, and they are zeroed before they are used again. So are those of a
-request that gave them up, for example as its client left, before the broken step was reported. If every request is
-like that, the pod itself is at fault: the engine ends, and the pod is restarted. Only plain requests show this: another
-may have got its NaN from its client or its adapter, and would get it from the next pod, too.
+with an error, its pages leave the prefix cache, and they are zeroed before they are used again. If the request gave
+them up before the report (its client left, or it was preempted), they are zeroed, too. If every request is like that,
+the pod itself is at fault: the engine ends, and the pod is restarted. Only plain requests show this: another may have
+got its NaN from its client or its adapter, and would get it from the next pod, too.
 """
 
 from __future__ import annotations
@@ -60,28 +60,30 @@ class BrokenAnswers:
         self._takes_media_embeddings = media is not None and media.enable_mm_embeds
         self._pages: set[int] = set()
         """Pages to be zeroed once no request has them."""
-        self._leaving: dict[str, tuple[int, set[int]]] = {}
+        self._abandoned: dict[str, tuple[int, set[int]]] = {}
         """Requests that gave up pages while steps of them ran: the tokens of these steps, and the pages."""
         self.count = 0
 
-    def leaves(self, request: Any) -> None:
-        """Note a request that is about to give up its pages: it ends, or is preempted."""
-        if request.num_in_flight_tokens:
-            self._leaving[request.request_id] = request.num_in_flight_tokens, self._pages_of(request.request_id)
+    def note_abandoned(self, request: Any) -> None:
+        """Note the pages of a request that is about to give them up: it ends, or is preempted."""
+        name, tokens = request.request_id, request.num_in_flight_tokens
+        if tokens:  # of all steps that run: it may have given up pages before, and have been resumed
+            _, earlier_pages = self._abandoned.get(name, (0, set[int]()))
+            self._abandoned[name] = tokens, earlier_pages | self._pages_of(name)
 
     def end(self, broken: Sequence[str], output: Any, scheduled: Mapping[str, int]) -> None:
         """End the broken requests of a step. Call it before vLLM's scheduler reads the step's output.
 
         output: vLLM's ModelRunnerOutput. scheduled: tokens of each request. Raises BrokenPodError, see `BrokenRow`.
         """
-        left = self._left(scheduled)
+        abandoned = self._abandoned_pages(scheduled)
         if not broken:  # as in nearly all steps
             self._row.end()
             return
         scheduler = self._scheduler
         running = {name: scheduler.requests[name] for name in broken if name in scheduler.requests}
         for name in broken:
-            pages = left.get(name, set()) | (self._pages_of(name) if name in running else set())
+            pages = abandoned.get(name, set()) | (self._pages_of(name) if name in running else set())
             scheduler.kv_cache_manager.evict_blocks(pages)
             self._pages |= pages
             if name in running and output.sampled_token_ids:
@@ -107,14 +109,14 @@ class BrokenAnswers:
         pages = {page for group in manager.get_block_ids(name) for page in group}
         return pages - {manager.block_pool.null_block.block_id}
 
-    def _left(self, scheduled: Mapping[str, int]) -> dict[str, set[int]]:
+    def _abandoned_pages(self, scheduled: Mapping[str, int]) -> dict[str, set[int]]:
         """Return the pages that requests of this step have given up since it was scheduled."""
-        left = {}
-        for name in [name for name in self._leaving if name in scheduled]:
-            tokens, left[name] = self._leaving.pop(name)
+        pages = {}
+        for name in [name for name in self._abandoned if name in scheduled]:
+            tokens, pages[name] = self._abandoned.pop(name)
             if tokens > scheduled[name]:  # a later step of it runs, too
-                self._leaving[name] = tokens - scheduled[name], left[name]
-        return left
+                self._abandoned[name] = tokens - scheduled[name], pages[name]
+        return pages
 
     def free_pages(self) -> list[int]:
         """Return the pages to zero in the next step; ask before that is scheduled."""

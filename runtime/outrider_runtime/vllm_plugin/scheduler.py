@@ -306,7 +306,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return super()._free_request(request, delay_free_blocks)
 
     def _free_request_blocks(self, request: Request) -> None:
-        self._broken.leaves(request)
+        self._broken.note_abandoned(request)
         super()._free_request_blocks(request)
 
     def shutdown(self) -> None:

@@ -73,8 +73,8 @@ def test_pages_given_up_before_the_report_are_zeroed(broken_step: int) -> None:
     In asynchronous scheduling two steps run."""
     scheduler = FakeScheduler()
     answers = BrokenAnswers(scheduler)
-    answers.leaves(SimpleNamespace(request_id="well", num_in_flight_tokens=0))
-    answers.leaves(SimpleNamespace(request_id="sick", num_in_flight_tokens=9))
+    answers.note_abandoned(SimpleNamespace(request_id="well", num_in_flight_tokens=0))
+    answers.note_abandoned(SimpleNamespace(request_id="sick", num_in_flight_tokens=9))
     del scheduler.requests["sick"]
     for number, tokens in enumerate((8, 1), 1):
         answers.end(["sick"] if number == broken_step else [], output(), {"sick": tokens, "well": 1})
@@ -86,6 +86,20 @@ def test_pages_given_up_before_the_report_are_zeroed(broken_step: int) -> None:
     scheduler.evicted.clear()
     answers.end(["sick"], output(), SCHEDULED)
     assert not scheduler.evicted, "a later request of this name"
+
+
+def test_pages_that_a_request_gave_up_twice_are_all_zeroed() -> None:
+    """Bug: it was preempted while a step of it ran, resumed, and aborted before that was reported. The pages that it
+    had first were forgotten."""
+    scheduler, pages = FakeScheduler(), dict(PAGES)
+    scheduler.kv_cache_manager.get_block_ids = pages.__getitem__
+    answers = BrokenAnswers(scheduler)
+    answers.note_abandoned(SimpleNamespace(request_id="sick", num_in_flight_tokens=8))
+    pages["sick"] = ([0, 2],)
+    answers.note_abandoned(SimpleNamespace(request_id="sick", num_in_flight_tokens=9))
+    del scheduler.requests["sick"]
+    answers.end(["sick"], output(), SCHEDULED)
+    assert scheduler.evicted == {2, 3, 4}
 
 
 def test_pod_ends_when_no_request_is_finite() -> None:
