@@ -31,7 +31,7 @@ _REASONS: Mapping[str, str] = {
     Cause.NO_CAPACITY: "{detail} Add capacity, or promote by hand.",
     Cause.STABLE_NOT_LOADED: "{detail} Mend that drafter, set rollout.onMissingDrafter: Continue, or promote by hand.",
     Cause.IMPOSSIBLE_SUMS: "{detail} They are not judged. Restart the pod or update its runtime, or promote by hand.",
-    Cause.NO_HEALTHY_BASELINE: "It was not measured, since the running pods do not serve: {detail}",
+    Cause.NO_HEALTHY_BASELINE: "It was not measured, since no pod that should serve is well: {detail}",
     Cause.OWN_DRAFTERS_UNUSED: "Its own drafters ({detail}) were hardly used: they cost memory and gave nothing.",
 }
 

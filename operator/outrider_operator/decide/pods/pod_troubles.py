@@ -203,13 +203,19 @@ def _not_pulled(whose: str, status: Object, reason: str, message: str) -> str:
 
 
 def _keeps_ending(status: Object, at: float) -> bool:
-    """Does a container crash now? restartCount alone includes crashes that it has recovered from."""
+    """Does a container crash now? restartCount alone includes ends that it has recovered from, and reboots of its node.
+    One that runs again does if its last run was short and ended lately. Times that the kubelet lost tell nothing."""
     ended = mapping(status, "state", "terminated")
     is_done = bool(ended) and not integer(ended, "exitCode")
     if integer(status, "restartCount") < _CRASHES or is_done:
         return False
-    finished_at = unix_seconds(text(status, "lastState", "terminated", "finishedAt"))
-    return not status.get("started") or finished_at is None or at - finished_at < CRASH_IS_OVER_S
+    if not status.get("started"):
+        return True
+    last = mapping(status, "lastState", "terminated")
+    began, finished = unix_seconds(text(last, "startedAt")), unix_seconds(text(last, "finishedAt"))
+    if began is None or finished is None:
+        return False
+    return finished - began < CRASH_IS_OVER_S and at - finished < CRASH_IS_OVER_S
 
 
 def _keeps_ending_sentence(pod: Object, status: Object) -> str:

@@ -14,7 +14,8 @@ from tests.unit.operator.decide.world import START, rfc3339
 
 RUNNING: Object = {"name": "runtime", "restartCount": 0, "started": True, "state": {"running": {}}}
 NOT_YET: Object = {"name": "runtime", "state": {"waiting": {"reason": "PodInitializing"}}}
-ENDED: Object = {"exitCode": 7, "reason": "Error", "message": "starting\nno token", "finishedAt": rfc3339(START - 20)}
+LAST_RUN: Object = {"startedAt": rfc3339(START - 50), "finishedAt": rfc3339(START - 20)}
+ENDED: Object = {"exitCode": 7, "reason": "Error", "message": "starting\nno token", **LAST_RUN}
 CRASH_LOOP: Object = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 

@@ -158,7 +158,7 @@ def test_restarts_of_last_month_are_no_crash_today() -> None:
     pod["status"]["containerStatuses"][0] |= status
     world.settle()
     assert world.reason(C.AVAILABLE) == "False/TooFewReadyPods"
-    ended["finishedAt"] = rfc3339(world.now - 60)
+    ended |= {"startedAt": rfc3339(world.now - 90), "finishedAt": rfc3339(world.now - 60)}
     world.settle()
     assert world.reason(C.AVAILABLE) == "False/PodCrashing"
 
