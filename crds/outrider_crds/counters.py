@@ -209,7 +209,7 @@ class ArmCounters(Counters):
     ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
     corrected online."""
     batch_steps: Annotated[list[Count], Field(max_length=32)] = []
-    """Their decoding steps by the requests that decoded in the step: 1, 2 to 3, 4 to 7, and so on."""
+    """Decoding steps, counted once for each of their requests, by requests in the step: 1, 2 to 3, 4 to 7 and so on."""
     plain_squared: Sum = 0.0
     """Sum of each request's plain seconds squared."""
     price_squared: Sum = 0.0

@@ -7,6 +7,7 @@ Parts with a subject of their own have modules of their own.
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
@@ -146,6 +147,14 @@ class Engine(Model):
     entries."""
     env: Annotated[list[EnvVar], Field(max_length=32), MapList("name")] = []
     """Environment of the engine's process, in serving and profiling pods alike."""
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """Most requests in a step, as `extra_args` say; None: the engine's default. The engine itself refuses a value
+        that is not a number."""
+        words = [word for argument in self.extra_args for word in argument.split("=", 1)]
+        values = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--max-num-seqs"]
+        return (int(values[-1]) or None) if values and values[-1].isdecimal() else None
 
 
 class Gateway(Model):

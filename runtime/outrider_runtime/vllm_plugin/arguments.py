@@ -6,7 +6,6 @@ import functools
 import json
 import shutil
 from collections.abc import Sequence
-from itertools import pairwise
 
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod
 from outrider_crds.model_sources import MOST_ADAPTERS, Lora, ModelRef
@@ -218,8 +217,9 @@ def _graph_settings(plan: LaunchPlan) -> dict[str, object]:
         return {} if shutil.which("g++") else {"enforce_eager": True}
     if plan.pool.primary is None or _names_graphs(plan.boot.engine.extra_args):
         return {}
-    most = plan.boot.max_draft_tokens
-    sizes = {size for requests in _max_num_seqs(plan.boot.engine.extra_args) for size in graph_sizes(most, requests)}
+    chosen = plan.boot.engine.max_num_seqs
+    requests = DEFAULT_MAX_NUM_SEQS if chosen is None else {chosen}
+    sizes = {size for most in requests for size in graph_sizes(plan.boot.max_draft_tokens, most)}
     return {"cudagraph_capture_sizes": sorted(sizes)}
 
 
@@ -227,17 +227,6 @@ def _names_graphs(extra_arguments: list[str]) -> bool:
     """Return whether the user chooses the graphs: vLLM refuses sizes in two arguments."""
     flags = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--compilation-config")
     return any(argument.replace("_", "-").startswith(flags) for argument in extra_arguments)
-
-
-def _max_num_seqs(extra_arguments: list[str]) -> set[int]:
-    """Return the possible values of max_num_seqs: the user's, or vLLM's defaults, which depend on the device.
-
-    vLLM itself refuses a value that is not a number.
-    """
-    words = [word for argument in extra_arguments for word in argument.split("=", 1)]
-    values = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--max-num-seqs"]
-    chosen = values[-1] if values else ""
-    return {int(chosen)} if chosen.isdecimal() and int(chosen) else DEFAULT_MAX_NUM_SEQS
 
 
 def prepare_vllm(*, worker_is_here: bool = False) -> None:

@@ -14,6 +14,8 @@ _MOST_WEIGHT = 4.0
 """Bound of the weights that the runtime gives seconds (its `arm_prices.MOST_WEIGHT`)."""
 _MODEL_ERROR = 1.25
 """Factor by which a price may be too low: a model of step times may make a longer step cheaper."""
+_LATE_STEPS = 4
+"""Steps of a request that may bring no token of its answer: those under way when it ends, or is preempted."""
 _ROUNDED_S2 = 1e-9
 """Seconds squared that rounding takes from a sum of squares."""
 
@@ -90,13 +92,16 @@ def _most_restarts(gone: Iterable[RolloutSums]) -> dict[str, int]:
     return most
 
 
-def impossible(sums: ArmCounters, age_s: float, most_tokens: int) -> str:
+def impossible(sums: ArmCounters, age_s: float, most_tokens: int, most_requests: int) -> str:
     """What of `sums` no pod can have counted, in words; empty if all is possible. age_s: age of the process.
-    most_tokens: of a request in a step."""
+    most_tokens: of a request in a step. most_requests: in a step."""
     most_s = sums.requests * age_s * _MOST_WEIGHT * most_tokens
+    most_steps = sums.tokens + sums.requests * _LATE_STEPS * most_tokens
     faults = {
         "more seconds than its age allows": max(sums.plain_s, sums.price_s) > most_s,
         f"a speed-up above {most_tokens}": sums.plain_s > most_tokens * _MODEL_ERROR * sums.price_s,
+        "more steps than its tokens allow": sum(sums.batch_steps) > most_steps,
+        f"batches of more than {most_requests} requests": any(sums.batch_steps[most_requests.bit_length() :]),
         "more speculated than plain seconds": sums.speculated_s > sums.plain_s + LEAST_SUM_S * sums.requests,
         "squares below those of equal requests": _exceeds(sums, sums.plain_s, sums.requests, sums.plain_squared)
         or _exceeds(sums, sums.price_s, sums.requests, sums.price_squared),

@@ -23,8 +23,10 @@ _LASTING = {
     "held_since", "idle_seconds", "sums",
 }  # fmt: skip
 """Fields of the status that decisions depend on; the others are for people."""
+_FOR_PEOPLE = {"sums": {"__all__": {"stable": {"batch_steps"}, "candidate": {"batch_steps"}}}}
+"""Fields of the sums that no decision depends on."""
 _LONGEST_RECORD = 8 * 1024
-"""Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
+"""Characters: the cache drops an annotation that is too large. Sums of over a dozen pods are left to the status."""
 _NEWS_SHARE = 0.1
 """Growth of the requests from which on the record is written again: each write is one of the ReplicaSet, too."""
 
@@ -139,7 +141,7 @@ def timestamp(moment_s: float) -> str:
 
 
 def _text(canary: RolloutStatus, fields: set[str]) -> str:
-    return canary.model_dump_json(by_alias=True, exclude_defaults=True, include=fields)
+    return canary.model_dump_json(by_alias=True, exclude_defaults=True, include=fields, exclude=_FOR_PEOPLE)
 
 
 def _read(text: str) -> RolloutStatus | None:

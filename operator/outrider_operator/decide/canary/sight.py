@@ -41,6 +41,9 @@ _LEAST_AGE_S = 60.0
 _LEAST_USED = 0.02
 """Share of the candidate's (request, step) pairs below which its own drafters count as unused. Exploration alone
 takes 1%."""
+_LARGEST_BATCH = 4096
+"""Bound of max_num_seqs where the spec leaves it to the engine: defaults are at most 1,024, and on CPUs 128 x
+tensorParallelSize."""
 _MIB = 1 << 20
 
 
@@ -160,7 +163,9 @@ def _impossible(sight: CanarySight, state: RuntimeState) -> str:
     """What of a pod's sums no pod can have, in words; empty if all is possible."""
     sums, age_s = _sums(sight, "", state), max(_LEAST_AGE_S, state.reported_at - state.started_at)
     most_tokens = 1 + (sight.revision.boot.max_draft_tokens if sight.revision is not None else 0)
-    return impossible(sums.stable, age_s, most_tokens) or impossible(sums.candidate, age_s, most_tokens)
+    most_requests = (sight.revision.boot.engine.max_num_seqs if sight.revision is not None else None) or _LARGEST_BATCH
+    words = (impossible(arm, age_s, most_tokens, most_requests) for arm in (sums.stable, sums.candidate))
+    return next(filter(None, words), "")
 
 
 def _troubles(sight: CanarySight) -> Iterator[tuple[Cause, str]]:

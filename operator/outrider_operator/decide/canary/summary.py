@@ -47,8 +47,8 @@ _MESSAGES: Mapping[str, str] = {
     CanaryPhase.SUPERSEDED: "Another draftPool took the place of candidate {candidate}.",
     CanaryPhase.CANCELLED: "The spec left candidate {candidate} before a verdict.",
 }
-_RARE_STEPS = 0.05
-"""Share of the steps, at the small and at the large end of batch sizes, that says little."""
+_TRIMMED_SHARE = 0.05
+"""Share of steps left out at either end of the sizes."""
 _LEAST_COUNTED_S = 30.0
 """Seconds since the first counted request from which on they tell a rate."""
 
@@ -59,7 +59,7 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
     if canary is None:
         return RolloutStatus(ignored=list(ignored)) if ignored else None
     judgement, products = _judgement(rollout, canary), arms_by_product(canary.sums)
-    worst, requests = _worst(judgement), _least_requests(products)
+    worst, requests = judgement.gains.get(_worst_product(judgement)), _least_requests(products)
     unmeasured = [name for name in rollout.spec.accelerator.products if name not in products]
     figures = {
         "observed_generation": generation,
@@ -79,7 +79,9 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
 def message_of(rollout: CanaryRollout, canary: RolloutStatus) -> str:
     """A sentence about the result, or about the remaining time."""
     judgement, hold = _judgement(rollout, canary), rollout.view.hold
-    gain = _gain_text(_worst(judgement), _batch_sizes(canary))
+    worst, products = _worst_product(judgement), arms_by_product(canary.sums)
+    sizes = _batch_sizes(products.get(worst, Arms()), rollout.spec.engine.max_num_seqs)
+    gain = _gain_text(judgement.gains.get(worst), sizes)
     if hold and canary.held_since and canary.phase in OPEN:
         return cut(f"{hold} The canary waits, and its timeout does not run. {gain}".strip(), 2048)
     sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
@@ -111,9 +113,10 @@ def _judgement(rollout: CanaryRollout, canary: RolloutStatus) -> Judgement:
     return rollout.decided.judgement or judged(rollout.view.settings, arms_by_product(canary.sums))
 
 
-def _worst(judgement: Judgement) -> Gain | None:
-    """The gain of the product where the candidate gains least."""
-    return min((gain for gain in judgement.gains.values() if gain is not None), key=lambda g: g.value, default=None)
+def _worst_product(judgement: Judgement) -> str:
+    """The product where the candidate gains least; empty before any has a gain."""
+    values = {name: gain.value for name, gain in judgement.gains.items() if gain is not None}
+    return min(values, key=values.__getitem__, default="")
 
 
 def _least_requests(products: Mapping[str, Arms]) -> int:
@@ -158,14 +161,18 @@ def _gain_text(gain: Gain | None, batch_sizes: str) -> str:
     return f"Gain {_percent(gain.value)}% [{_range_text(gain)}]{where}."
 
 
-def _batch_sizes(canary: RolloutStatus) -> str:
-    """Batch sizes of the middle 90% of both arms' steps, "1 to 7": the gain at others is not known."""
-    steps = sum((entry.stable + entry.candidate for entry in canary.sums), ArmCounters()).batch_steps
+def _batch_sizes(arms: Arms, most_requests: int | None) -> str:
+    """Batch sizes of the middle 90% of both arms' steps, "1 to 7": the gain at others is not known. most_requests: the
+    engine's bound of a batch, if the spec names it; one below the last size was set after the measurement."""
+    steps = (arms.stable + arms.candidate).batch_steps
     if not any(steps):
         return ""
-    below = list(accumulate(steps))
-    first, last = (bisect_left(below, share * below[-1]) for share in (_RARE_STEPS, 1.0 - _RARE_STEPS))
+    cumulative = list(accumulate(steps))
+    shares = (_TRIMMED_SHARE, 1.0 - _TRIMMED_SHARE)
+    first, last = (bisect_left(cumulative, share * cumulative[-1]) for share in shares)
     least, most = 2**first, 2 ** (last + 1) - 1
+    if most_requests is not None and most_requests >= 2**last:
+        most = min(most, most_requests)
     return f"{least} to {most}" if most > least else str(least)
 
 

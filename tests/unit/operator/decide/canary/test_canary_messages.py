@@ -43,22 +43,38 @@ def test_the_message_says_how_much_longer_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "named"),
+    ("steps", "max_num_seqs", "named"),
     [
-        ([], "]."),
-        ([7], "], in batches of 1."),
-        ([4, 60, 30, 6, 0, 0], "], in batches of 2 to 15."),
-        ([0, 9], "2 to 3."),
+        ([], 64, "]."),
+        ([7], 64, "], in batches of 1."),
+        ([4, 60, 30, 6, 0, 0], 64, "], in batches of 2 to 15."),
+        ([0, 9], 64, "2 to 3."),
+        ([0, 9, 9], 6, "2 to 6."),
+        ([0, 0, 9], 4, "], in batches of 4."),
     ],
 )
-def test_the_verdict_names_the_batch_sizes_that_it_saw(steps: list[int], named: str) -> None:
-    """Bug: a draft that gains alone and loses at 64 was promoted at night, and nothing said which loads were seen."""
-    world = CanaryWorld()
+def test_the_verdict_names_the_batch_sizes_that_it_saw(steps: list[int], max_num_seqs: int, named: str) -> None:
+    """Bugs: a draft that gains alone and loses at 64 was promoted at night, and nothing said which loads were seen;
+    "4 to 7" was said of an engine that runs four requests."""
+    world = CanaryWorld(engine={"extraArgs": ["--max-num-seqs", str(max_num_seqs)]})
     world.patched()
     arms = {"stable": arm(1000, 100.0), "candidate": arm(1000, 110.0).model_copy(update={"batch_steps": steps})}
     world.measure_arms(canary=CanaryState(id=world.order["id"], **arms))
     assert world.phase == "Promoting"
     assert world.rollout.message.endswith(named)
+
+
+def test_batch_sizes_kept_after_engine_is_made_smaller() -> None:
+    """What was measured in larger batches is not said of the smaller ones."""
+    world = CanaryWorld()
+    world.patched()
+    arms = {"stable": arm(1000, 100.0), "candidate": arm(1000, 110.0).model_copy(update={"batch_steps": [0, 0, 9]})}
+    world.measure_arms(canary=CanaryState(id=world.order["id"], **arms))
+    world.replace_pods()
+    world.settle()
+    assert world.phase == "Successful"
+    world.change(engine={"extraArgs": ["--max-num-seqs=2"]})
+    assert world.rollout.message.endswith("in batches of 4 to 7.")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider_crds.runtime_state import CanaryState
 from outrider_operator.cluster_model import SERVICE_LABEL, Object
 
-from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, LOSS, NAME, CanaryWorld, under_way
+from tests.unit.operator.decide.canary.canary_world import CANARY, GAIN, LOSS, NAME, CanaryWorld, arm, under_way
 from tests.unit.operator.decide.world import EAGLE, PLD, gpu_node
 
 
@@ -80,6 +81,15 @@ def test_each_product_in_use_has_its_pod_and_none_may_lose() -> None:
     ]
     world.measure_arms(1000, LOSS, pod=f"{NAME}-1", product="L4")
     assert (world.phase, world.rollout.cause) == ("Failed", "Worse")
+
+
+def test_batch_sizes_are_those_of_the_product_that_gains_least() -> None:
+    """Bug: the sizes of all products stood next to the gain of one."""
+    world = on_products("H200", "L4")
+    for pod, product, rate, steps in ((f"{NAME}-0", "H200", 120.0, [0, 0, 0, 9000]), (f"{NAME}-1", "L4", 110.0, [9])):
+        arms = {"stable": arm(1000, 100.0), "candidate": arm(1000, rate).model_copy(update={"batch_steps": steps})}
+        world.measure_arms(pod=pod, product=product, canary=CanaryState(id=world.order["id"], **arms))
+    assert world.rollout.message.endswith("in batches of 1.")
 
 
 def test_product_that_gets_its_first_pod_is_measured_too() -> None:

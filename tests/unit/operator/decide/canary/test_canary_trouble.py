@@ -237,6 +237,8 @@ def test_one_failed_poll_of_a_new_pod_is_no_error() -> None:
         ({"price_squared": 1.0}, "squares below those of equal requests"),
         ({"plain_times_price": 1e9}, "a correlation above 1"),
         ({"speculated_s": 5000.0}, "more speculated than plain seconds"),
+        ({"batch_steps": [230_000]}, "more steps than its tokens allow"),
+        ({"batch_steps": [0] * 31 + [9]}, "batches of more than 4096 requests"),
         ({"attained": {"chat": 1001}}, "more requests that met a class than finished"),
     ],
 )
@@ -249,6 +251,15 @@ def test_sums_that_no_pod_can_have_are_not_judged(forged: dict[str, Any], said: 
     assert f"reports sums that no pod can have: {said}." in world.rollout.message
     world.measure_arms(1000, GAIN)
     assert world.phase == "Promoting"
+
+
+@pytest.mark.parametrize(("steps", "phase"), [([0, 9, 9], "Promoting"), ([0, 9, 9, 1], "Error")])
+def test_batches_above_max_num_seqs_are_not_judged(steps: list[int], phase: str) -> None:
+    """Bug: the verdict said "in batches of 2147483648 to 4294967295"."""
+    world = under_way(engine={"extraArgs": ["--max-num-seqs=4"]})
+    stable, candidate = arm(1000, 100.0), arm(1000, 110.0).model_copy(update={"batch_steps": steps})
+    world.measure_arms(canary=CanaryState(id=world.order["id"], stable=stable, candidate=candidate))
+    assert world.phase == phase
 
 
 def test_restarts_before_pod_is_ready_do_not_fail_it() -> None:

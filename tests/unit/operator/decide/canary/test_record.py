@@ -83,6 +83,20 @@ def test_a_record_is_written_again_only_for_news() -> None:
     assert record_text(status(100, phase="Failed"), on_deployment(stored)) != stored
 
 
+def test_a_record_holds_the_sums_of_a_dozen_pods() -> None:
+    """Bug: counts by batch size, which no decision needs, took the room of two pods."""
+    seconds = dict.fromkeys(("plain_s", "speculated_s", "price_s", "plain_squared", "price_squared"), 16492.12345678)
+    needed = ARM.model_copy(update={"requests": 4123, "tokens": 823_456, "plain_times_price": 5e5 / 7, **seconds})
+    arm = needed.model_copy(update={"batch_steps": [123_456] * 7})
+    sums = [
+        RolloutSums(product="H200", pod=f"chat-canary-7d4b9c6f5-{number:05d}", stable=arm, candidate=arm)
+        for number in range(12)
+    ]
+    record = recorded(None, on_deployment(record_text(status(sums=sums), None)), LOOK_AT)
+    assert record is not None
+    assert [(entry.stable, entry.candidate) for entry in record.sums] == [(needed, needed)] * len(sums)
+
+
 def test_a_record_of_many_pods_leaves_the_sums_to_the_status() -> None:
     """Bug avoided: the cache drops what is too large, so that it would be written for ever."""
     sums = [
