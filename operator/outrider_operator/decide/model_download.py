@@ -113,8 +113,8 @@ def prefetch_of(world: ServiceWorld, desired: DesiredState) -> Prefetch | None:
 
 
 def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_settings: bool) -> Prefetch:
-    """`prefetch` with what its Job has done. A Job of other settings is made again if it failed, or has not begun; one
-    that failed, also after an hour."""
+    """`prefetch` with what its Job has done. A Job of other settings is made again if it failed, or has not begun. One
+    that failed is also made again after an hour."""
     pods = pods_of_job(job, world.observed.prefetch_pods)
     if has_succeeded(job, pods, DOWNLOADER):
         # What a sidecar keeps from being complete tells what is there only until the models have pods.
@@ -132,13 +132,13 @@ def _seen(world: ServiceWorld, prefetch: Prefetch, job: Object, is_of_these_sett
         why = "" if has_begun else why_not_running(job, pod, world.observed.warnings, world.at)
     is_program_missing = _is_program_missing(job, pod)
     is_repeatable = has_ended and prefetch.is_due and not is_program_missing
-    is_due_again = is_repeatable and world.at >= _ended_s(job, pod) + RETRY_REFUSED_AFTER_S
+    is_retry_due = is_repeatable and world.at >= _ended_s(job, pod) + RETRY_REFUSED_AFTER_S
     return replace(
         prefetch,
         job=job,
         phase=phase,
         why=why,
-        is_obsolete=is_due_again or (not is_of_these_settings and (has_ended or not has_begun)),
+        is_obsolete=is_retry_due or (not is_of_these_settings and (has_ended or not has_begun)),
         is_program_missing=is_program_missing,
     )
 
@@ -156,10 +156,12 @@ def plan_prefetch(world: ServiceWorld, desired: DesiredState, prefetch: Prefetch
     job = _own_job(world)
     if job is not None and reading.is_being_deleted(job):
         return ConcernOutcome(wake_after_s=2.0)
+    if prefetch is not None and prefetch.holds and desired.spec.paused:
+        return ConcernOutcome()  # a Job that may not be made again keeps the reason why it failed
     if job is not None and (prefetch is None or prefetch.job is None or prefetch.is_obsolete):
         delete = Delete(JOB, reading.name_of(job), reading.uid_of(job), component=PREFETCH)
         return ConcernOutcome(delete=(delete,), wake_after_s=2.0)
-    if prefetch is None or not prefetch.holds or desired.spec.paused:
+    if prefetch is None or not prefetch.holds:
         return ConcernOutcome()
     owner, settings = world.children.owner, world.settings
     create = (_job(owner, settings, desired, prefetch),) if job is None else ()

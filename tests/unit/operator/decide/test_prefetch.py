@@ -178,6 +178,20 @@ def test_refused_download_is_tried_again_after_an_hour(has_sidecar: bool) -> Non
     assert world.reason(C.PROGRESSING) == "True/WaitingForModels"
 
 
+def test_paused_service_keeps_the_reason_of_a_failed_download() -> None:
+    """Bug: an hour later its Job was deleted, and none was made."""
+    world = started()
+    world.finish_job(NAME, "outrider-prefetch: model 'org/target' cannot be had: 401", exit_code=69, reason="Error")
+    uid = job(world)["metadata"]["uid"]
+    world.change(paused=True)
+    world.now += 3600
+    world.settle()
+    assert job(world)["metadata"]["uid"] == uid
+    assert phase(world) == "Failed"
+    world.change(paused=False)
+    assert job(world)["metadata"]["uid"] != uid
+
+
 @pytest.mark.parametrize(
     ("words", "is_rolled_out"),
     [
