@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from vllm.lora.utils import is_base_embedding_weights
+from vllm.lora.utils import get_adapter_absolute_path, is_base_embedding_weights
 from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
 
 from outrider_runtime.finite_weights import not_finite
 from outrider_runtime.vllm_plugin.patches import ADAPTER_LOADER, put
 
-SAFETENSORS_FILE = "adapter_model.safetensors"
+WEIGHTS_ENDINGS = ("safetensors", "bin", "pt")
+"""Endings of an adapter's file `adapter_model`, in the order in which vLLM looks for them."""
 
 
 class ModuleSize(NamedTuple):
@@ -34,7 +35,8 @@ def check_each(manager: Any) -> None:
 
     def checked(request: Any) -> Any:
         adapter = load(request)
-        problem = next(defects(adapter), "") or next(trained_embeddings(Path(request.lora_path), target.model), "")
+        folder = Path(get_adapter_absolute_path(request.lora_path))
+        problem = next(defects(adapter), "") or next(trained_embeddings(folder, target.model), "")
         if problem:
             raise ValueError(problem)
         misfit = next(misfits(adapter, target), "")
@@ -76,14 +78,22 @@ def _tensors(weights: Any) -> list[torch.Tensor]:
 
 def trained_embeddings(folder: Path, model: Any) -> Iterator[str]:
     """Yield a sentence for each embedding of the adapter that is not the target's own: vLLM does not load it."""
-    file = folder / SAFETENSORS_FILE
-    if not file.is_file():
+    for name, saved in _saved_embeddings(folder):
+        layer = _embedding_of(model, name.split(".")[-3])
+        if layer is None or not _is_same(saved, layer):
+            yield f"its {name} was trained, and the engine serves no embeddings of adapters: train it without"
+
+
+def _saved_embeddings(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the embeddings in the file that vLLM read, by name."""
+    file = next(file for ending in WEIGHTS_ENDINGS if (file := folder / f"adapter_model.{ending}").is_file())
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as weights:
+            for name in filter(is_base_embedding_weights, weights.keys()):
+                yield name, weights.get_tensor(name)
         return
-    with safe_open(file, framework="pt") as weights:
-        for name in filter(is_base_embedding_weights, weights.keys()):
-            layer = _embedding_of(model, name.split(".")[-3])
-            if layer is None or not _is_same(weights.get_tensor(name), layer):
-                yield f"its {name} was trained, and the engine serves no embeddings of adapters: train it without"
+    tensors = torch.load(file, map_location="cpu", weights_only=True)
+    yield from ((name, tensors[name]) for name in filter(is_base_embedding_weights, tensors))
 
 
 def _embedding_of(model: Any, ending: str) -> Any:
