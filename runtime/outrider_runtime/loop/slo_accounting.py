@@ -14,6 +14,8 @@ from outrider_crds.spec import SLOClassSpec
 
 SLO_CLASS_ARGUMENT = "slo_class"
 """Key in SamplingParams.extra_args; the server puts the request's header or body field there."""
+LONGEST_LIMIT_MS = 86_400_000.0
+"""A day: no request has a looser SLO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class SLOCounter:
         """
         arguments = extra_args or {}
         named = arguments.get(SLO_CLASS_ARGUMENT)
-        if named in self._classes:
-            return str(named)
+        if isinstance(named, str) and named in self._classes:
+            return named
         tpot_s, ttft_s = _limit_s(arguments, "slo_tpot_ms"), _limit_s(arguments, "slo_ttft_ms")
         return self._default if tpot_s == ttft_s == math.inf else self._class_within(tpot_s, ttft_s)
 
@@ -108,9 +110,12 @@ def _counted(request: EndedRequest, attained: bool) -> SLOClassCounters:
 
 
 def _limit_s(arguments: Mapping[str, object], key: str) -> float:
-    """Return a limit of the request in seconds; infinite if it has none."""
+    """Return a limit of the request in seconds; infinite if it has none, or one that is no time.
+
+    vLLM takes any number, and a list: an error here would be one of the loop.
+    """
     value = arguments.get(key)
-    return value / 1000 if isinstance(value, int | float) else math.inf
+    return value / 1000 if isinstance(value, int | float) and 0 < value <= LONGEST_LIMIT_MS else math.inf
 
 
 def _ttft_s(slo_class: SLOClassSpec) -> float:

@@ -13,13 +13,12 @@ from typing import Any
 
 from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS
 
+from outrider_runtime.loop.slo_accounting import LONGEST_LIMIT_MS, SLO_CLASS_ARGUMENT
 from outrider_runtime.server.server_errors import RequestError
 
 XARGS = "vllm_xargs"
-XARGS_KEY = "slo_class"
+XARGS_KEY = SLO_CLASS_ARGUMENT
 BODY_PARAM = f"{XARGS}.{XARGS_KEY}"
-_MAX_TIME_MS = 86_400_000.0
-"""A day: no request has a looser SLO."""
 
 
 def with_slo_class(
@@ -65,7 +64,7 @@ def _milliseconds(header: str, values: Sequence[str]) -> float:
         (value,) = {float(text) for text in values}
     except ValueError:
         value = math.nan
-    if not 0 < value <= _MAX_TIME_MS:
+    if not 0 < value <= LONGEST_LIMIT_MS:
         raise RequestError(f"{header} must be one number of milliseconds above 0, not {', '.join(values)[:80]}", header)
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -114,6 +115,22 @@ def test_a_request_names_its_class_or_gets_the_default(counter: SLOCounter) -> N
     assert counter.class_of({"slo_class": "chat"}) == "chat"
     assert counter.class_of(None) == "batch"
     assert counter.class_of({"slo_class": "gone"}) == "batch"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"slo_class": ["chat"]},
+        {"slo_tpot_ms": 10**400},
+        {"slo_tpot_ms": math.nan},
+        {"slo_ttft_ms": -1},
+        {"slo_ttft_ms": [1]},
+        {"slo_tpot_ms": "1"},
+    ],
+)
+def test_slo_argument_of_any_type_is_no_error(counter: SLOCounter, arguments: dict[str, object]) -> None:
+    """Bug: vLLM takes lists and any number. Three such requests in a minute suspended all drafters."""
+    assert counter.class_of(arguments) == "batch"
 
 
 def test_counters_survive_a_changed_config(counter: SLOCounter) -> None:
