@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 
 from prometheus_client import Gauge
 
-from outrider_runtime.stock_server.entry_point import is_enabled
+from outrider_runtime.error_text import with_type
+from outrider_runtime.stock_server.entry_point import logger, report_absence
 
-STRICT_VARIABLE = "OUTRIDER_STRICT"
 LONGEST_REASON = 400
-logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
 
 class StepAsideError(Exception):
     """Outrider cannot run with this vLLM, these flags or this file; the message says why, in a sentence."""
+
+
+@contextmanager
+def survives(task: str) -> Iterator[None]:
+    """Log an error of a task of Outrider's: vLLM serves without its result."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("Outrider cannot %s: %s", task, with_type(error), exc_info=True)
 
 
 class Activity:
@@ -38,14 +46,13 @@ class Activity:
         """Note why vLLM serves without Outrider. Raises SystemExit if the user wants that to be an error."""
         sentence = " ".join(reason.split())[:LONGEST_REASON]
         self._report(sentence)
-        if is_enabled({"OUTRIDER": environ.get(STRICT_VARIABLE, "")}):
-            raise SystemExit(f"Outrider cannot be active, and {STRICT_VARIABLE} is set: {sentence}")
-        logger.warning("Outrider is not active, and vLLM serves with its own flags alone: %s", sentence)
+        report_absence(sentence, environ)
 
     def _report(self, reason: str) -> None:
         self.reason = reason
-        self._gauge.clear()
-        self._gauge.labels(reason).set(not reason)
+        with survives("report whether it is active"):
+            self._gauge.clear()
+            self._gauge.labels(reason).set(not reason)
 
 
 @cache

@@ -22,7 +22,8 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, run_folder, write_hot
 from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.server_errors import StartupError
-from outrider_runtime.stock_server.activity import Activity, StepAsideError, logger
+from outrider_runtime.stock_server.activity import Activity, StepAsideError, survives
+from outrider_runtime.stock_server.entry_point import logger
 from outrider_runtime.stock_server.service_of_flags import (
     FILE_VARIABLE,
     check_target,
@@ -35,7 +36,7 @@ from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.arguments import CPU_EXECUTOR_CLASS, engine_settings, prepare_vllm
 from outrider_runtime.vllm_plugin.cause import cause
 from outrider_runtime.vllm_plugin.environment import plugin_environment
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, after_failure, plan_launch, write_plan
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, after_failure, noted_failures, plan_launch, write_plan
 from outrider_runtime.vllm_plugin.patches import put
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version
 
@@ -67,7 +68,11 @@ def _install(activity: Activity) -> None:
         make = partial(make_config, arguments, usage_context, headless)
         if getattr(usage_context, "name", "") != "OPENAI_API_SERVER" or headless or engines:
             return make()  # offline use, a worker of another node, or a second engine of this process
-        engines.append(TakenEngine(arguments, make, activity))
+        try:
+            engines.append(TakenEngine(arguments, make, activity))
+        except Exception as error:
+            activity.step_aside(f"the flags of this vLLM cannot be read: {with_type(error)}")
+            return make()
         return engines[0].config()
 
     @wraps(make_client.__func__)
@@ -80,7 +85,8 @@ def _install(activity: Activity) -> None:
     @wraps(make_app)
     def build_app(*args: Any, **kwargs: Any) -> Any:
         app = make_app(*args, **kwargs)
-        StockApp.add_to(app, activity, engines[0].pages if engines else None)
+        with survives("add its pages to the server"):
+            StockApp.add_to(app, activity, engines[0].pages if engines else None)
         return app
 
     put(patches.ENGINE_CONFIG, create_engine_config)
@@ -98,6 +104,7 @@ class TakenEngine:
         self._activity = activity
         self._users_flags = {name: _copied(value) for name, value in vars(arguments).items()}
         self._users_environment = dict(os.environ)
+        self._has_users_drafter = bool(users_speculation(arguments))
         self._theirs = {patch: patches.original(patch) for patch in UNDONE}
         self._file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None
         self._plan: LaunchPlan | None = None
@@ -156,7 +163,7 @@ class TakenEngine:
         paths = Paths(run_dir=str(run_dir), hot_file=str(run_dir / "hot.json"), mounted=False)
         write_hot(Path(paths.hot_file), service.hot)
         plan = plan_launch(service.boot, service.hot, paths)
-        if plan.pool.dropped and users_speculation(self._arguments):
+        if plan.pool.dropped and self._has_users_drafter:
             raise StepAsideError(_dropped(plan))
         for name, dropped in plan.pool.dropped.items():
             logger.warning("drafter %r is not used: %s", name, dropped)
@@ -193,16 +200,21 @@ class TakenEngine:
                 raise StepAsideError(f"another plugin set the {name} to {config}")
 
     def _serve(self, plan: LaunchPlan, client: Any) -> None:
-        try:
+        with survives("serve its pages, though it drives the engine"):
             from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # imports torch: not before the fork
 
             put(patches.INPUT_PROCESSOR, BoundedInput(client.vllm_config, client.renderer), of=client)
             self.pages = EnginePages(plan, client)
             if self._file is not None:
                 follow_manifest(self._file, self._reload, Serving(plan.boot, plan.hot, plan.paths))
-        except Exception as error:  # the engine runs with Outrider; only this process's part is missing
-            logger.warning("Outrider's pages are not served: %s", with_type(error), exc_info=True)
-        self._activity.active([drafter.name for drafter in plan.pool.hosted], plan.boot.max_draft_tokens)
+        failed: Mapping[str, str] = {}
+        with survives("read which drafters the engine left out"):
+            failed = noted_failures(plan)
+        origin = "--speculative-config" if self._has_users_drafter else "the pool"
+        for name, reason in failed.items():
+            logger.warning("drafter %r of %s is not used: %s", name, origin, reason)
+        loaded = [drafter.name for drafter in plan.pool.hosted if drafter.name not in failed]
+        self._activity.active(loaded, plan.boot.max_draft_tokens)
 
     def _reload(self) -> LocalService:
         self._put_flags_back()
@@ -213,7 +225,9 @@ class TakenEngine:
     def _drop_drafter(self, error: Exception) -> bool:
         """Leave out the drafter of the file that caused `error`. False: no such drafter did."""
         assert self._plan is not None
-        smaller = after_failure(self._plan, error) if self._file is not None else None
+        smaller = None
+        with survives("read which drafter failed"):
+            smaller = after_failure(self._plan, error) if self._file is not None else None
         if smaller is None:
             return False
         logger.warning("starting again without a drafter: %s", _dropped(smaller))
@@ -222,22 +236,27 @@ class TakenEngine:
 
     def _alone(self, error: Exception) -> Any:
         """Undo everything, and return the config of the user's own flags."""
-        run_dir = self._plan.paths.run_dir if self._plan is not None else ""
-        reason = (cause(run_dir) if run_dir else "") or _sentence(error)
-        self._plan = None
+        reason = _sentence(error)
+        plan, self._plan = self._plan, None
         self._put_flags_back()
         os.environ.clear()
         os.environ.update(self._users_environment)
+        with survives("put vLLM back"):
+            self._put_process_back()
+        if plan is not None:
+            with survives("read why the engine ended"):
+                reason = cause(plan.paths.run_dir) or reason
+            shutil.rmtree(plan.paths.run_dir, ignore_errors=True)
+        self._activity.step_aside(reason)
+        return self._make()
+
+    def _put_process_back(self) -> None:
         for patch, theirs in self._theirs.items():
             put(patch, theirs)
         if "outrider_cpu" in sys.modules:
             import outrider_cpu
 
             outrider_cpu.forbid_second_runner()
-        if run_dir:
-            shutil.rmtree(run_dir, ignore_errors=True)
-        self._activity.step_aside(reason)
-        return self._make()
 
     def _put_flags_back(self) -> None:
         vars(self._arguments).update({name: _copied(value) for name, value in self._users_flags.items()})

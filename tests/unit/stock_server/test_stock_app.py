@@ -9,8 +9,8 @@ from http import HTTPStatus
 import httpx
 import pytest
 from outrider_runtime.server.page_server import WebPage
-from outrider_runtime.stock_server.activity import STRICT_VARIABLE, Activity
-from outrider_runtime.stock_server.entry_point import is_enabled
+from outrider_runtime.stock_server.activity import Activity
+from outrider_runtime.stock_server.entry_point import STRICT_VARIABLE
 from outrider_runtime.stock_server.stock_app import ServedPages, StockApp
 from prometheus_client import REGISTRY
 
@@ -84,11 +84,3 @@ def test_reason_is_in_the_metric_and_in_a_strict_error() -> None:
     activity.active(["lookup"], 5)
     assert REGISTRY.get_sample_value("outrider_active", {"reason": ""}) == 1
     assert REGISTRY.get_sample_value("outrider_active", {"reason": "no way"}) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "enabled"), [("1", True), ("true", True), ("0", False), ("False", False), ("", False)]
-)
-def test_variable_switches_outrider(value: str, *, enabled: bool) -> None:
-    assert is_enabled({"OUTRIDER": value}) is enabled
-    assert not is_enabled({})

@@ -1,0 +1,103 @@
+"""Whatever Outrider raises before or around vLLM's own start, vLLM starts with the user's flags."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from outrider_runtime.stock_server import activity as activities
+from outrider_runtime.stock_server import entry_point, takeover
+from outrider_runtime.stock_server.activity import Activity
+from outrider_runtime.stock_server.takeover import TakenEngine
+from outrider_runtime.vllm_plugin import patches
+
+from tests.unit.stock_server.test_service_of_flags import vllm_flags
+
+SERVER = SimpleNamespace(name="OPENAI_API_SERVER")
+
+
+def broken(*_arguments: object, **_keywords: object) -> Any:
+    raise ValueError("a fault of Outrider's")
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """vLLM's functions that are replaced, by patch."""
+    functions: dict[Any, Any] = {
+        patches.ENGINE_CONFIG: lambda arguments, *_: f"config of {arguments.model}",
+        patches.ENGINE_CLIENT: classmethod(lambda _cls, config: f"client of {config}"),
+        patches.SERVER_APP: lambda: "app",
+    }
+    monkeypatch.setattr(patches, "original", functions.__getitem__)
+    monkeypatch.setattr(takeover, "put", functions.__setitem__)
+    monkeypatch.setattr(takeover, "check_engine_version", lambda: "0.32")
+    monkeypatch.setattr(takeover, "UNDONE", ())
+    return functions
+
+
+def start_server(vllm: dict[Any, Any]) -> tuple[str, str]:
+    """The client and the app, as `vllm serve` makes them."""
+    config = vllm[patches.ENGINE_CONFIG](vllm_flags(model="m"), SERVER)
+    return vllm[patches.ENGINE_CLIENT].__func__(object, config), vllm[patches.SERVER_APP]()
+
+
+@pytest.mark.parametrize(
+    "attribute", ["TakenEngine", "users_speculation", "obstacle", "service_of_flags", "run_folder", "plan_launch"]
+)
+def test_vllm_starts_whatever_raises_before_its_config(
+    vllm: dict[Any, Any], monkeypatch: pytest.MonkeyPatch, attribute: str
+) -> None:
+    monkeypatch.setattr(takeover, attribute, broken)
+    takeover.install()
+    assert start_server(vllm) == ("client of config of m", "app")
+
+
+def test_vllm_starts_where_the_metric_cannot_be_made(vllm: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activities, "_gauge", broken)
+    monkeypatch.setenv("OUTRIDER", "1")
+    monkeypatch.setattr(entry_point, "_MAKES_CONFIGS", "sys")
+    entry_point.activate()
+    assert start_server(vllm) == ("client of config of m", "app")
+
+
+def taken_engine(folder: Path, *, fails: bool = False) -> tuple[TakenEngine, SimpleNamespace]:
+    """An engine with a plan, and the activity that it reports to."""
+    plan = SimpleNamespace(
+        paths=SimpleNamespace(run_dir=str(folder)), boot=SimpleNamespace(max_draft_tokens=3),
+        pool=SimpleNamespace(hosted=[SimpleNamespace(name="draft"), SimpleNamespace(name="lookup")]),
+    )  # fmt: skip
+    flags = vllm_flags(speculative_config={"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3})
+    engine = TakenEngine(flags, broken if fails else lambda: flags, Activity())
+    vars(engine)["_plan"] = plan
+    return engine, flags
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_starts_where_the_undoing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, flags = taken_engine(tmp_path)
+    for attribute in ("cause", "after_failure", "put"):
+        monkeypatch.setattr(takeover, attribute, broken)
+    vars(engine)["_theirs"] = {"a patch": None}
+
+    def client(config: Any) -> str:
+        if config is not flags:
+            raise RuntimeError("no engine today")
+        return "vLLM's"
+
+    assert engine.start(client) == "vLLM's"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_log_names_the_users_drafter_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the engine started without the drafter of --speculative-config, and the log named it as active."""
+    engine, _ = taken_engine(tmp_path)
+    monkeypatch.setattr(takeover, "noted_failures", lambda _plan: {"draft": "its weights are damaged"})
+    with caplog.at_level(logging.INFO, logger=entry_point.logger.name):
+        engine.start(lambda _config: SimpleNamespace())
+    assert "drafter 'draft' of --speculative-config is not used: its weights are damaged" in caplog.messages
+    assert caplog.messages[-1] == "Outrider is active: at most 3 draft tokens of lookup"
