@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 SAFE_WEIGHTS = "*.safetensors"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.tflite", "*.ot")
@@ -159,15 +160,25 @@ def _wait(receiver: Connection, bytes_on_claim: Callable[[], int], stall_s: floa
 
 def is_refused(error: BaseException) -> bool:
     """Return whether the hub or bucket refuses the files to us, or has none of that name."""
-    codes = [_http_code(getattr(cause, "response", None)) for cause in _chain(error)]
+    codes = [_own_code(getattr(cause, "response", None)) for cause in _chain(error)]
     return any(400 <= code < 500 and code not in _PASSING_CODES for code in codes)
 
 
-def _http_code(response: Any) -> int:
-    """Return the code of a response, which is an object of the hub's client or a dict of the bucket's; 0: none."""
+def _own_code(response: Any) -> int:
+    """Return the code of a response, which is an object of the hub's client or a dict of the bucket's; 0: none.
+
+    One of the storage that the hub names is none of its own: the storage answers 403 once a signed URL has expired, and
+    the client resumes a slow download with the same URL.
+    """
+    from huggingface_hub.constants import ENDPOINT
+
+    if response is None:
+        return 0
     if isinstance(response, Mapping):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return int(getattr(response, "status_code", 0))
+    first_hop = next(iter(response.history), response)  # a mirror may redirect to another host
+    is_own = urlsplit(str(first_hop.url)).hostname == urlsplit(ENDPOINT).hostname
+    return int(response.status_code) if is_own else 0
 
 
 def is_final(error: BaseException) -> bool:
@@ -179,7 +190,8 @@ def is_final(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, not what was being handled as it was raised: that need not have caused it."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__

@@ -16,8 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from huggingface_hub.constants import ENDPOINT
 from outrider_crds.prefetch_report import PREFETCH_PATH, PREFETCH_REFUSED
 from outrider_runtime.hub_download import DownloadError, HubModel, attempt, is_final, is_on_claim, wanted_files
 from outrider_runtime.prefetch import summary
@@ -30,6 +32,7 @@ PATIENCE_S = 300
 TARGET = HubModel("org/model", None, is_target=True)
 DRAFT = HubModel("org/draft", None, is_target=False)
 OTHER_DRAFT = HubModel("org/other", "main", is_target=False)
+HUB = str(urlsplit(ENDPOINT).hostname)
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"b" * 9000}
 
 
@@ -211,22 +214,34 @@ def test_attempt_that_fails_says_how(work: Callable[[Any], None], argument: Any,
     assert raised.value.is_final is final
 
 
-def _answered(code: int) -> Exception:
+def _answered(code: int, *hosts: str) -> Exception:
+    """Return the error of a request that went from host to host."""
     error = Exception("refused")
-    error.response = SimpleNamespace(status_code=code)  # type: ignore[attr-defined]
+    hops = [SimpleNamespace(status_code=302, url=f"https://{host}/org/model", history=[]) for host in hosts]
+    error.response = hops[-1]  # type: ignore[attr-defined]
+    hops[-1].status_code, hops[-1].history = code, hops[:-1]
     return error
 
 
 @pytest.mark.parametrize(
     ("error", "final"),
-    [(_answered(code), code in (401, 403, 404)) for code in (401, 403, 404, 408, 429, 500, 503)]
+    [(_answered(code, HUB), code in (401, 403, 404)) for code in (401, 403, 404, 408, 429, 500, 503)]
+    + [(_answered(403, "cdn.example", "other.example"), False), (_answered(404, HUB, "mirror.example"), True)]
     + [(ConnectionError("reset"), False), (TimeoutError(), False), (OSError(errno.ENOSPC, "full"), True)]
     + [(json.JSONDecodeError("Expecting value", "<html>", 0), False)],
 )
 def test_error_is_final_if_no_later_attempt_mends_it(error: Exception, final: bool) -> None:
+    """Bug: the storage's 403 for a signed URL that had expired during a slow download ended it for good."""
     outer = RuntimeError("cannot be had")
     outer.__cause__ = error
     assert is_final(outer) is is_final(error) is final
+
+
+def test_error_raised_while_a_refusal_is_handled_is_not_final() -> None:
+    """Bug: a connection reset behind a 403 ended the download for good."""
+    error = ConnectionError("reset")
+    error.__context__ = _answered(403, HUB)
+    assert not is_final(error)
 
 
 @pytest.mark.parametrize(
