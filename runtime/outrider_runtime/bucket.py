@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from outrider_runtime.error_text import without_secrets
 from outrider_runtime.model_config import CONFIG_FILE
 
 SCHEME = "s3://"
@@ -26,9 +27,10 @@ def bucket_folder(uri: str) -> Path:
     """A folder with the model's config and tokenizer, which goes with the process. Raises OSError with a sentence."""
     folder = Path(tempfile.mkdtemp(prefix="outrider-bucket-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    pull(f"model {uri!r}", uri, folder, SMALL_FILES)
+    model = f"model {without_secrets(uri)!r}"
+    pull(model, uri, folder, SMALL_FILES)
     if not (folder / CONFIG_FILE).is_file():
-        raise OSError(f"model {uri!r} is not in its bucket: there is no {CONFIG_FILE}; check source.s3.uri")
+        raise OSError(f"{model} is not in its bucket: there is no {CONFIG_FILE}; check source.s3.uri")
     return folder
 
 

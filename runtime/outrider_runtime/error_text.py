@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import ValidationError
 
 MAX_CHARACTERS = 300
 """Length of a text; a state has one for each drafter."""
+
+_URI = re.compile(r"""(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s'"]*@)?(?P<place>[^\s'"?#]*)[^\s'"]*""")
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with each URI cut to scheme, host and path: user, password and query may be credentials."""
+    return _URI.sub(r"\g<scheme>\g<place>", text)
 
 
 def first_line(error: Exception) -> str:

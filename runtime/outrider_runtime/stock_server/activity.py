@@ -9,7 +9,7 @@ from functools import cache
 
 from prometheus_client import Gauge
 
-from outrider_runtime.error_text import with_type
+from outrider_runtime.error_text import with_type, without_secrets
 from outrider_runtime.stock_server.entry_point import logger, report_absence
 
 LONGEST_REASON = 400
@@ -35,7 +35,7 @@ class Activity:
         self.reason = "the engine is starting"
         """Why Outrider is not active; empty if it is."""
         self._gauge = _gauge()
-        self._report(self.reason)
+        self._gauge.labels(self.reason).set(0)
 
     def active(self, drafters: list[str], most: int) -> None:
         self._report("")
@@ -44,13 +44,14 @@ class Activity:
 
     def step_aside(self, reason: str, environ: Mapping[str, str] = os.environ) -> None:
         """Note why vLLM serves without Outrider. Raises SystemExit if the user wants that to be an error."""
-        sentence = " ".join(reason.split())[:LONGEST_REASON]
+        sentence = without_secrets(" ".join(reason.split()))[:LONGEST_REASON]
         self._report(sentence)
         report_absence(sentence, environ)
 
     def _report(self, reason: str) -> None:
-        self.reason = reason
+        former, self.reason = self.reason, reason
         with survives("report whether it is active"):
+            self._gauge.labels(former).set(0)  # with several processes, prometheus_client cannot remove it
             self._gauge.clear()
             self._gauge.labels(reason).set(not reason)
 

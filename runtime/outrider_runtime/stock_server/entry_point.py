@@ -45,4 +45,5 @@ def is_enabled(environ: Mapping[str, str], variable: str = VARIABLE) -> bool:
 
 def _belongs_to_an_engine(environ: Mapping[str, str]) -> bool:
     """Return whether the engine of this process has its plan: it was started by Outrider, in here or by a parent."""
-    return Path(environ.get(_RUN_DIR, ""), _PLAN_FILE).is_file()
+    run_dir = environ.get(_RUN_DIR, "")
+    return run_dir != "" and Path(run_dir, _PLAN_FILE).is_file()

@@ -57,3 +57,19 @@ def test_variable_switches_outrider(monkeypatch: pytest.MonkeyPatch, value: str,
     activate()
     assert bool(calls) is enabled
     assert not is_enabled({})
+
+
+def test_file_in_the_working_directory_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: without OUTRIDER_RUN_DIR, a launch.json of the user's switched Outrider off without a word."""
+    calls = installs(monkeypatch)
+    Path("launch.json").write_text("{}")
+    activate()
+    assert calls == ["install"]
+
+
+def test_process_of_a_planned_engine_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = installs(monkeypatch)
+    (tmp_path / "launch.json").write_text("{}")
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    activate()
+    assert not calls

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
+from pathlib import Path
 
 import httpx
 import pytest
@@ -84,3 +88,27 @@ def test_reason_is_in_the_metric_and_in_a_strict_error() -> None:
     activity.active(["lookup"], 5)
     assert REGISTRY.get_sample_value("outrider_active", {"reason": ""}) == 1
     assert REGISTRY.get_sample_value("outrider_active", {"reason": "no way"}) is None
+
+
+def test_metric_of_several_processes_is_one_or_zero(tmp_path: Path) -> None:
+    """Bug: with PROMETHEUS_MULTIPROC_DIR, an engine that stepped aside later still had a sample of 1."""
+    program = """
+from outrider_runtime.stock_server.activity import Activity
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+activity, registry = Activity(), CollectorRegistry()
+MultiProcessCollector(registry)
+activity.active(["lookup"], 5)
+print(registry.get_sample_value("outrider_active", {"reason": ""}))
+activity.step_aside("no way")
+print(registry.get_sample_value("outrider_active", {"reason": ""}))
+"""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1.0", "0.0"]
+
+
+def test_reason_has_no_credentials_of_a_uri() -> None:
+    activity = Activity()
+    activity.step_aside("model 's3://KEY:SE/CRET@bucket/llama?sig=SECRET' is not there: use s3://x/y", {})
+    assert activity.reason == "model 's3://bucket/llama' is not there: use s3://x/y"
