@@ -17,6 +17,7 @@ from outrider_crds.spec import API_GROUP, API_VERSION, CPU_PRODUCT, KIND
 from outrider_crds.yaml_text import YamlTextError, read_documents
 
 from outrider_runtime.bucket import is_bucket
+from outrider_runtime.error_text import without_secrets
 from outrider_runtime.identity import device_name
 from outrider_runtime.local_manifest import LocalManifestError, LocalService, local_service
 from outrider_runtime.model_config import read_config
@@ -28,6 +29,7 @@ LOOKUP = {"name": "lookup", "method": "PromptLookup", "promptLookup": {}}
 DRAFTER_NAME = "draft"
 DEFAULT_DRAFT_TOKENS = 5
 LONGEST_NAME = 40
+NAME_PREFIX = "model-"  # a service's name starts with a letter
 _SPECULATIVE_KEYS = {
     "method", "model", "revision", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
     "draft_tensor_parallel_size",
@@ -69,6 +71,9 @@ def service_of_flags(arguments: Any, file: Path | None) -> LocalService:
     """Return the service. Raises StepAsideError with a sentence if Outrider cannot serve it."""
     fields = {} if file is None else _fields_of(file)
     speculative = users_speculation(arguments)
+    draft_size, size = speculative.get("draft_tensor_parallel_size"), arguments.tensor_parallel_size
+    if draft_size not in (None, size):
+        raise StepAsideError(f"draft_tensor_parallel_size is {draft_size}: Outrider shards drafts over {size} devices")
     if speculative and "draftPool" in fields:
         raise StepAsideError(
             f"{file} has a draftPool, and --speculative-config a drafter: move the drafter to the pool, or remove one"
@@ -125,6 +130,8 @@ def _pool(speculative: Mapping[str, Any]) -> list[dict[str, Any]]:
     unknown = sorted(speculative.keys() - _SPECULATIVE_KEYS)
     if unknown:
         raise StepAsideError(f"--speculative-config has {', '.join(unknown)}, which Outrider does not host")
+    if "num_speculative_tokens" not in speculative:
+        raise StepAsideError("--speculative-config has no num_speculative_tokens, the most that a step may draft")
     method, model = speculative.get("method"), speculative.get("model")
     if method in _LOOKUPS or (method is None and model == "ngram"):
         return [{**LOOKUP, "promptLookup": _lookup_lengths(speculative)}]
@@ -149,7 +156,7 @@ def _lookup_lengths(speculative: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model(name: str, revision: str | None) -> dict[str, Any]:
     if is_bucket(name):
-        return {"name": name[-256:], "source": {"s3": {"uri": name}}}
+        return {"name": without_secrets(name)[-256:], "source": {"s3": {"uri": name}}}
     if Path(name).is_dir():
         return {"name": Path(name).name or name, "source": {"hostPath": {"path": str(Path(name).absolute())}}}
     return {"name": name} if revision is None else {"name": name, "revision": revision}
@@ -175,8 +182,9 @@ def _metadata(arguments: Any) -> dict[str, str]:
     """Name the service after the model that requests name, for the labels of metrics."""
     names = arguments.served_model_name or arguments.model
     name = names if isinstance(names, str) else names[0]
-    words = re.sub(r"[^a-z0-9]+", "-", Path(name).name.lower()).strip("-")[:LONGEST_NAME].strip("-")
-    return {"name": words or "vllm", "namespace": "default"}
+    words = re.sub(r"[^a-z0-9]+", "-", Path(name).name.lower()).strip("-")
+    named = words if words[:1].isalpha() else f"{NAME_PREFIX}{words}"
+    return {"name": named[:LONGEST_NAME].strip("-"), "namespace": "default"}
 
 
 def _with_flags(service: LocalService, arguments: Any) -> LocalService:

@@ -46,6 +46,19 @@ def test_pool_without_a_drafter_is_the_lookup() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "service"),
+    [
+        ("org/3b-model", "model-3b-model"),
+        ("/hub/snapshots/" + "0e91" * 10, "model-" + "0e91" * 8 + "0e"),
+        ("org/__", "model"),
+    ],
+)
+def test_any_model_name_makes_a_service_name(model: str, service: str) -> None:
+    """Bug: a model whose name starts with a digit kept Outrider from being active."""
+    assert service_of_flags(vllm_flags(model=model), None).boot.service == service
+
+
+@pytest.mark.parametrize(
     ("speculative", "method", "field"),
     [
         ({"method": "eagle3", "model": "org/eagle3-head"}, "Eagle", "eagle"),
@@ -87,9 +100,11 @@ def test_model_in_a_folder_is_read_where_it_lies(tmp_path: Path, monkeypatch: py
     ("speculative", "sentence"),
     [
         ({"method": "suffix", "num_speculative_tokens": 4}, "method suffix, which Outrider does not host"),
-        ({"method": "medusa", "model": "org/heads"}, "method medusa"),
+        ({"method": "medusa", "model": "org/heads", "num_speculative_tokens": 4}, "method medusa"),
         ({"method": "eagle3", "model": "org/head", "quantization": "fp8"}, "has quantization"),
         ({"method": "eagle3", "model": "org/head", "num_speculative_tokens": 99}, "maxDraftTokens"),
+        ({"method": "mtp"}, "no num_speculative_tokens"),
+        ({"model": "org/small", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}, "over 1 devices"),
     ],
 )
 def test_drafter_that_is_not_hosted_is_named(speculative: dict[str, Any], sentence: str) -> None:
