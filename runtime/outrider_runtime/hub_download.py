@@ -118,6 +118,25 @@ def _is_whole(folder: Path, weights: str) -> bool:
     return any(folder.rglob(weights)) and all((folder / shard).is_file() for shard in shards)
 
 
+def blobs_folder(name: str) -> Path:
+    """Folder in which the hub's client keeps a model's files."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
+
+
+def bytes_in(*folders: Path) -> int:
+    """Bytes of the files in `folders`, those that are being written included."""
+    return sum(_size(file) for folder in folders for file in folder.glob("*"))
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # it was renamed meanwhile
+        return 0
+
+
 def attempt(work: Callable[[A], T], argument: A, bytes_on_claim: Callable[[], int], stall_s: float = STALL_S) -> T:
     """Run `work` in a process of its own and return its result. Raises DownloadError, also once no byte has come for
     `stall_s`."""

@@ -17,7 +17,16 @@ from typing import NoReturn, TypeVar
 from outrider_crds.prefetch_report import PREFETCH_PATH, PREFETCH_REFUSED, PrefetchProgress
 from outrider_crds.runtime_config import ADMIN_PORT
 
-from outrider_runtime.hub_download import Download, DownloadError, HubModel, attempt, fetch, plan
+from outrider_runtime.hub_download import (
+    Download,
+    DownloadError,
+    HubModel,
+    attempt,
+    blobs_folder,
+    bytes_in,
+    fetch,
+    plan,
+)
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.page_server import PageServer, WebPage
 
@@ -63,7 +72,7 @@ class ProgressBoard:
     def plan(self, downloads: Iterable[Download]) -> None:
         downloads = tuple(downloads)
         self._total_bytes = sum(download.size_bytes for download in downloads)
-        self._folders = tuple({_blobs(download.model.name) for download in downloads if download.files})
+        self._folders = tuple({blobs_folder(download.model.name) for download in downloads if download.files})
 
     def begin(self, download: Download) -> None:
         self._current = download.model.name
@@ -83,7 +92,7 @@ class ProgressBoard:
 
     def bytes_on_claim(self) -> int:
         """Bytes of the models on the claim, files that are being written included."""
-        return sum(_size(file) for folder in self._folders for file in folder.glob("*"))
+        return bytes_in(*self._folders)
 
     def answer(self, target: str) -> WebPage:
         if target.partition("?")[0] != PREFETCH_PATH:
@@ -135,20 +144,6 @@ def _without(model: HubModel, error: DownloadError) -> None:
         why = f"model {model.name!r} cannot be had from the hub: {error}"
         raise DownloadError(why, is_final=error.is_final) from error
     logger.warning("draft %r is left out: %s", model.name, error)
-
-
-def _blobs(name: str) -> Path:
-    """Folder in which the hub's client keeps a model's files."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:  # it was renamed meanwhile
-        return 0
 
 
 def _json(status: HTTPStatus, document: object) -> WebPage:

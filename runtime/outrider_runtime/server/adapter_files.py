@@ -21,7 +21,7 @@ from outrider_crds.runtime_config import adapters_folder
 
 from outrider_runtime.bucket import SCHEME, pull
 from outrider_runtime.error_text import first_line
-from outrider_runtime.hub_download import is_refused
+from outrider_runtime.hub_download import blobs_folder, bytes_in, is_refused
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -48,15 +48,21 @@ class AdapterFiles:
     copies: Path
     """Folder for the copies."""
 
-    def copy(self, source: AdapterSource) -> Path:
-        """Return a folder with a copy of the adapter. Raises UnusableAdapterError."""
-        copied = Path(tempfile.mkdtemp(dir=self.copies))
+    def new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.copies))
+
+    def fill(self, copied: Path, source: AdapterSource) -> None:
+        """Copy the adapter into a new folder, which is deleted on errors. Raises UnusableAdapterError."""
         try:
             self._fill(copied, source)
-        except UnusableAdapterError:
+        except Exception:
             shutil.rmtree(copied, ignore_errors=True)
             raise
-        return copied
+
+    def bytes_on_disk(self, copied: Path, source: AdapterSource) -> int:
+        """Return the bytes that have come: into the folder, and for one of the hub into its client's cache."""
+        cache = [blobs_folder(source.hub.repository)] if source.hub is not None else []
+        return bytes_in(copied, *cache)
 
     def _fill(self, copied: Path, source: AdapterSource) -> None:
         if source.s3 is not None:

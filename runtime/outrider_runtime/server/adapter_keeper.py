@@ -24,15 +24,12 @@ from outrider_crds.runtime_state import AdapterState
 from pydantic import ValidationError
 
 from outrider_runtime.error_text import MAX_CHARACTERS
+from outrider_runtime.server.adapter_copies import AdapterCopies
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
-from outrider_runtime.server.loading_thread import in_daemon_thread
 
 logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
-LONGEST_COPY_S = 1800.0
-"""Time for the files of an adapter, which take seconds. A download that hangs goes on in its thread, and what it brings
-counts at the next attempt."""
 LINGER_S = 60.0
 """Time for which files of an adapter stay after its last request: one may be on its way to the engine."""
 
@@ -83,6 +80,10 @@ class AdapterKeeper:
     _failed: dict[str, FailedLoad] = field(default_factory=dict)
     _loads: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ends: set[asyncio.Task[None]] = field(default_factory=set)
+    _copies: AdapterCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copies = AdapterCopies(self.files, self.clock)
 
     async def run(self) -> None:
         """Follow the hot config until cancelled."""
@@ -109,6 +110,7 @@ class AdapterKeeper:
     def tick(self) -> None:
         """Read the hot config, and begin what it asks for."""
         self._specs = _specs_of(self.hot_file, self.at_boot, self._specs)
+        self._copies.keep_only(self._specs.values())
         for name in self._loaded.keys() - self._specs.keys():
             self.engine.withdraw(name)
             self._retire(self._loaded.pop(name))
@@ -127,7 +129,7 @@ class AdapterKeeper:
 
     async def _load(self, spec: AdapterSpec) -> None:
         try:
-            folder = await self._copied(spec.source)
+            folder = await self._copies.finished(spec)
             try:
                 number = await self.engine.add(spec.name, folder)
             except Exception:
@@ -139,13 +141,6 @@ class AdapterKeeper:
             self._put_in_place(spec, LoadedAdapter(spec.source, number, folder))
         finally:
             self._loads.pop(spec.name, None)
-
-    async def _copied(self, source: AdapterSource) -> Path:
-        try:
-            async with asyncio.timeout(LONGEST_COPY_S):
-                return await in_daemon_thread(lambda: self.files.copy(source))
-        except TimeoutError:
-            raise UnusableAdapterError(f"its files did not come within {LONGEST_COPY_S:.0f} s") from None
 
     def _put_in_place(self, spec: AdapterSpec, adapter: LoadedAdapter) -> None:
         self._failed.pop(spec.name, None)

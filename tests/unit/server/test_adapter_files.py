@@ -44,14 +44,33 @@ def write(tmp_path: Path, config: Any, *weights: str) -> Path:
     return folder
 
 
+def copy(files: AdapterFiles, source: AdapterSource = SOURCE) -> Path:
+    folder = files.new_folder()
+    files.fill(folder, source)
+    return folder
+
+
 def test_each_copy_lies_in_a_folder_of_its_own(files: AdapterFiles, tmp_path: Path) -> None:
     """vLLM's prefix cache knows an adapter by its path: two loads of one folder may be of different weights."""
     folder = write(tmp_path, GOOD, "adapter_model.safetensors")
-    first, second = files.copy(SOURCE), files.copy(SOURCE)
+    first, second = copy(files), copy(files)
     assert first != second
     (folder / "adapter_model.safetensors").unlink()
     assert (first / "adapter_model.safetensors").read_bytes() == b"weights"
     assert {file.name for file in second.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_bytes_in_the_cache_of_the_hub_client_count(
+    files: AdapterFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download is copied into the folder at its end, so that the folder alone would look like a stall."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder, blobs = files.new_folder(), tmp_path / "models--org--one" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "1.incomplete").write_bytes(b"weights")
+    (folder / "adapter_config.json").write_bytes(b"{}")
+    assert files.bytes_on_disk(folder, AdapterSource.model_validate({"hub": {"repository": "org/one"}})) == 9
+    assert files.bytes_on_disk(folder, SOURCE) == 2
 
 
 @pytest.mark.parametrize(
@@ -73,12 +92,12 @@ def test_unusable_files_are_named_in_a_sentence(files: AdapterFiles, tmp_path: P
     weights = [] if config == GOOD else ["adapter_model.safetensors"]
     write(tmp_path, config, *weights)
     with pytest.raises(UnusableAdapterError, match=said):
-        files.copy(SOURCE)
+        copy(files)
 
 
 def test_a_folder_that_is_missing_is_named_as_in_the_manifest(files: AdapterFiles) -> None:
     with pytest.raises(UnusableAdapterError, match=r"^there is no adapter_config.json in team/support$"):
-        files.copy(SOURCE)
+        copy(files)
 
 
 ASK = """
@@ -91,7 +110,9 @@ files = AdapterFiles(Lora(), mounted=True, copies=Path(sys.argv[1]))
 for text in sys.argv[2:]:
     try:
         source = AdapterSource.model_validate_json(text)
-        print(sorted(file.name for file in files.copy(source).iterdir()))
+        folder = files.new_folder()
+        files.fill(folder, source)
+        print(sorted(file.name for file in folder.iterdir()))
     except UnusableAdapterError as error:
         print(error, "(refused)" if error.is_refused else "")
 """
@@ -165,7 +186,7 @@ def test_refusal_of_a_bucket_is_known_by_its_code(
     error.response = {"ResponseMetadata": {"HTTPStatusCode": code}}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "runai_model_streamer", SimpleNamespace(pull_files=_raise(error)))
     with pytest.raises(UnusableAdapterError, match=str(code)) as raised:
-        files.copy(AdapterSource.model_validate({"s3": {"uri": "s3://adapters/one"}}))
+        copy(files, AdapterSource.model_validate({"s3": {"uri": "s3://adapters/one"}}))
     assert raised.value.is_refused is is_refused
 
 
@@ -176,7 +197,7 @@ def test_trouble_of_the_pod_is_no_refusal_of_the_hub(
     """Bug: an adapter waited for an hour after its pod's cache was full for a moment."""
     monkeypatch.setattr("huggingface_hub.snapshot_download", _raise(error))
     with pytest.raises(UnusableAdapterError) as raised:
-        files.copy(AdapterSource.model_validate({"hub": {"repository": "org/model"}}))
+        copy(files, AdapterSource.model_validate({"hub": {"repository": "org/model"}}))
     assert not raised.value.is_refused
 
 

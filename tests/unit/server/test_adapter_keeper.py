@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from outrider_crds.model_sources import (
     Lora,
 )
 from outrider_crds.runtime_config import HotConfig
-from outrider_runtime.server import adapter_keeper
+from outrider_runtime.hub_download import STALL_S
+from outrider_runtime.server import adapter_copies, adapter_keeper
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
-from outrider_runtime.server.adapter_keeper import FIRST_RETRY_S, AdapterKeeper
+from outrider_runtime.server.adapter_keeper import FIRST_RETRY_S, LONGEST_RETRY_S, AdapterKeeper
 
 from tests.engine.engines import hot_config
 
@@ -214,14 +216,88 @@ def test_without_a_hot_file_the_adapters_of_the_start_count(pod: Pod) -> None:
     asyncio.run(run())
 
 
-async def test_download_that_hangs_is_a_failure(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The adapter had neither a reason nor a second attempt."""
-    monkeypatch.setattr(adapter_keeper, "LONGEST_COPY_S", 0.05)
-    end = threading.Event()
-    monkeypatch.setattr(AdapterFiles, "copy", lambda *_: end.wait(60))
+@dataclass
+class SlowSource:
+    """A source whose files come when the test says so."""
+
+    end: threading.Event = field(default_factory=threading.Event)
+    copies: list[Path] = field(default_factory=list)
+    size: int = 0
+    measurements: int = 0
+
+    def fill(self, _: AdapterFiles, folder: Path, __: AdapterSource) -> None:
+        self.copies.append(folder)
+        self.end.wait(60)
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+
+    def measure(self, *_: object) -> int:
+        self.measurements += 1
+        return self.size
+
+    async def measured(self) -> None:
+        """Wait until the size of now has been read, and the copy goes on."""
+        last = self.measurements
+        await until(lambda: self.measurements >= last + 3)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowSource]:
+    source = SlowSource()
+    monkeypatch.setattr(adapter_copies, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(AdapterFiles, "fill", lambda *call: source.fill(*call))
+    monkeypatch.setattr(AdapterFiles, "bytes_on_disk", source.measure)
+    yield source
+    source.end.set()  # a process that still loads ends at once, and so would this one
+
+
+async def test_copy_that_stalls_is_awaited_again(pod: Pod, slow: SlowSource) -> None:
+    """Bug: after half an hour a second copy of the same files began, whatever had come by then, and a third, while
+    the folders of the earlier ones stayed on the disk, unused."""
     pod.want(a="one")
+    for _ in range(2):
+        pod.keeper.tick()
+        await slow.measured()
+        assert pod.keeper._loads
+        pod.time_s += STALL_S + 1
+        await pod.pass_by()
+        assert [state.reason for state in pod.keeper.states()] == ["no byte of its files came for 300 s"]
+        pod.time_s += LONGEST_RETRY_S
+    slow.end.set()
     await pod.pass_by()
-    end.set()  # a process that still loads ends at once, and so would this one
-    (state,) = pod.keeper.states()
-    assert not state.loaded
-    assert "did not come within" in state.reason
+    assert pod.slots.offered == {"a": 1}
+    assert len(slow.copies) == 1
+
+
+async def test_slow_copy_goes_on_while_bytes_come(pod: Pod, slow: SlowSource) -> None:
+    """Bug: a copy had 30 minutes in all."""
+    pod.want(a="one")
+    pod.keeper.tick()
+    for _ in range(20):
+        slow.size += 1
+        await slow.measured()
+        pod.time_s += STALL_S - 1
+    assert pod.keeper._loads
+    slow.end.set()
+    await pod.pass_by()
+    assert pod.slots.offered == {"a": 1}
+
+
+async def test_copy_of_a_source_listed_no_longer_is_deleted(pod: Pod, slow: SlowSource) -> None:
+    """Another source does not wait for it, either."""
+    pod.want(a="one")
+    pod.keeper.tick()
+    await until(lambda: len(slow.copies) == 1)
+    pod.want(a="two")
+    await pod.pass_by()
+    pod.keeper.tick()
+    await until(lambda: len(slow.copies) == 2)
+    slow.end.set()
+    await pod.pass_by()
+    assert pod.slots.offered == {"a": 1}
+    await until(lambda: [folder.exists() for folder in slow.copies] == [False, True])
