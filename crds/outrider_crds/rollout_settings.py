@@ -40,7 +40,7 @@ class RolloutCanary(Model):
     simulated canaries, instead of 6%."""
     timeout: Duration = "6h"
     """Longest measurement, 1m to 168h; without a verdict by then, onInconclusive says what happens. Time in which no
-    canary pod reports does not count."""
+    canary pod reports, or no operator looks, does not count."""
     on_inconclusive: OnInconclusive = OnInconclusive.HOLD
     """Hold leaves the canary pod for a human to decide, Promote rolls the candidate out, Rollback takes the pod
     away."""

@@ -93,10 +93,12 @@ class RolloutStatus(Model):
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
     held_seconds: int = 0
-    """Seconds so far without a measurement (no canary pod reports, paused, phase Error). They do not count towards the
-    timeout."""
+    """Seconds so far without a measurement (no canary pod reports, paused, phase Error, no operator), and those that a
+    clock jumped. They do not count towards the timeout."""
     held_since: Text = ""
     """Start of the present time without a measurement; empty while the timeout runs."""
+    looked_at: Text = ""
+    """Last look that the timeout counted up to, about one a minute; empty while it does not run."""
     idle_seconds: int = 0
     """Seconds measured before the first request was counted."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []

@@ -22,6 +22,7 @@ from outrider_operator.decide.canary.machine import CanaryPods, CanaryStep, Cana
 from outrider_operator.decide.canary.pools import Pools, pools_of
 from outrider_operator.decide.canary.record import (
     LEFT,
+    LOOK_EVERY_S,
     OPEN,
     CanaryPhase,
     attempt_of,
@@ -151,7 +152,7 @@ class CanaryRollout:
             is_awaited = self.world.canary_pods.ready and not (self.view.hold or self.spec.paused)
             return LOOK_AGAIN_S if is_awaited else None
         remaining_s = seconds(self.view.settings.timeout) - measured_s(canary, self.world.at)
-        return remaining_s if remaining_s > 0 else None
+        return min(remaining_s, LOOK_EVERY_S) if remaining_s > 0 else None
 
 
 def canary_rollout(world: ServiceWorld, desired: DesiredState, *, is_blocked: bool) -> CanaryRollout:

@@ -27,6 +27,10 @@ _FOR_PEOPLE = {"sums": {"__all__": {"stable": {"batch_steps"}, "candidate": {"ba
 """Fields of the sums that no decision depends on."""
 _LONGEST_RECORD = 8 * 1024
 """Characters: the cache drops an annotation that is too large. Sums of over a dozen pods are left to the status."""
+LOOK_EVERY_S = 60.0
+"""Seconds between looks at a canary whose timeout runs. Each writes the status; its sums are news more often."""
+_MOST_LOOK_S = 2.0 * LOOK_EVERY_S
+"""Seconds that a look counts towards the timeout at most. More is a clock that jumped, or an operator that was away."""
 _NEWS_SHARE = 0.1
 """Growth of the requests from which on the record is written again: each write is one of the ReplicaSet, too."""
 
@@ -109,10 +113,23 @@ def measured_s(canary: RolloutStatus, at: float) -> float:
 def with_clock(canary: RolloutStatus, at: float, *, runs: bool) -> RolloutStatus:
     """`canary` while the clock of its timeout runs, or does not since nothing can be measured."""
     since = unix_seconds(canary.held_since)
-    if runs and since is not None:
-        pause_s = canary.held_seconds + round(max(0.0, at - since))
-        return canary.model_copy(update={"held_seconds": pause_s, "held_since": ""})
-    return canary if runs or since is not None else canary.model_copy(update={"held_since": timestamp(at)})
+    if since is None:
+        looked = _looked(canary, at)
+        return looked if runs else looked.model_copy(update={"held_since": timestamp(at), "looked_at": ""})
+    if not runs:
+        return canary
+    held_s = canary.held_seconds + round(at - since)
+    return canary.model_copy(update={"held_seconds": held_s, "held_since": "", "looked_at": timestamp(at)})
+
+
+def _looked(canary: RolloutStatus, at: float) -> RolloutStatus:
+    """`canary` at a look, of which the seconds since the last one count, 0 to `_MOST_LOOK_S`; the others were held."""
+    looked_at = unix_seconds(canary.looked_at)
+    since_s = at - looked_at if looked_at is not None else 0.0
+    if looked_at is not None and 0.0 <= since_s < LOOK_EVERY_S:
+        return canary
+    held_s = canary.held_seconds + round(since_s - min(max(since_s, 0.0), _MOST_LOOK_S))
+    return canary.model_copy(update={"held_seconds": held_s, "looked_at": timestamp(at)})
 
 
 def recorded(status: RolloutStatus | None, deployment: Object | None, at: float) -> RolloutStatus | None:

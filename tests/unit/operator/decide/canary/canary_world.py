@@ -124,6 +124,12 @@ class CanaryWorld(World):
         self.now += 1
         self.settle()
 
+    def watch(self, duration_s: int) -> None:
+        """The operator looks at the canary all the while, as seldom as all of the time counts."""
+        for _ in range(duration_s // 120):
+            self.now += 120
+            self.settle()
+
     def reasons(self) -> tuple[str, str]:
         """Reasons of Progressing and Updated."""
         return self.reason(C.PROGRESSING), self.reason(C.UPDATED)

@@ -31,10 +31,10 @@ def test_the_message_says_how_much_longer_it_takes() -> None:
     world.start_canary()
     world.measure_arms(0)
     assert world.rollout.message == "0 requests of each arm. No traffic reaches both arms yet."
-    world.now += 3600
+    world.watch(3600)
     world.measure_arms(10)
     assert world.rollout.message.endswith("10 requests of each arm. It is too early to say how many more it takes.")
-    world.now += 600
+    world.watch(600)
     world.measure_arms(600, -0.029)
     assert "600 requests of each arm. At this traffic (60 requests of each arm a minute)" in world.rollout.message
     assert world.rollout.idle_seconds == 3601

@@ -67,10 +67,9 @@ def test_a_failed_candidate_is_measured_against_another_stable() -> None:
 
 
 def test_no_traffic_is_inconclusive_and_holds() -> None:
-    world = under_way()
+    world = under_way(rollout=CANARY | {"canary": {"timeout": "30m"}})
     stable = world.revision()
-    world.now += 6 * 3600
-    world.settle()
+    world.watch(1800)
     assert (world.phase, world.rollout.cause) == ("Inconclusive", "NoTraffic")
     assert world.reasons() == ("False/CanaryInconclusive", "False/CanaryInconclusive")
     assert world.canary is not None

@@ -11,10 +11,20 @@ from outrider_crds.rollout_settings import OnInconclusive, RolloutCanary
 from outrider_crds.rollout_status import RolloutStatus, RolloutSums
 from outrider_operator.decide.canary.arms import arms_by_product
 from outrider_operator.decide.canary.machine import CanaryPods, CanaryView, step
-from outrider_operator.decide.canary.record import OPEN, CanaryPhase, Cause, attempt_of, has_pods, keeps_away, started_s
+from outrider_operator.decide.canary.record import (
+    OPEN,
+    CanaryPhase,
+    Cause,
+    attempt_of,
+    has_pods,
+    keeps_away,
+    measured_s,
+    started_s,
+)
 
 START = 1_000_000.0
 HOUR_S = 3600.0
+LATE_S = 6 * HOUR_S
 PLAIN_S = 4.0
 """Seconds that plain decoding takes for a request's tokens."""
 LOOK = CanaryView(at=START, stable="old", candidate="new", pool_differs=True)
@@ -53,6 +63,11 @@ def after(*looks: CanaryView, before: RolloutStatus | None = None) -> RolloutSta
     return canary
 
 
+def looks_until(last: CanaryView) -> list[CanaryView]:
+    """A look a minute, as the operator takes them, and `last`."""
+    return [*(replace(last, at=START + at) for at in range(0, int(last.at - START), 60)), last]
+
+
 def in_phase(phase: str, **fields: Any) -> RolloutStatus:
     return under_way().model_copy(update={"phase": phase, **fields})
 
@@ -76,10 +91,30 @@ def under_way() -> RolloutStatus:
 )
 def test_no_verdict_in_time(choice: OnInconclusive, phase: CanaryPhase, runs: bool, holds: bool) -> None:
     settings = RolloutCanary(on_inconclusive=choice)
-    late = replace(seen(report(1000, -0.03)), at=START + 6 * HOUR_S, settings=settings)
-    canary = after(replace(late, at=late.at - 1), late, before=under_way())
+    late = replace(seen(report(1000, -0.03)), at=START + LATE_S, settings=settings)
+    canary = after(*looks_until(replace(late, at=late.at - 1)), late, before=under_way())
     assert (canary.phase, canary.cause) == (phase, Cause.TIMEOUT)
     assert (has_pods(canary, settings), keeps_away(canary)) == (runs, holds)
+
+
+@pytest.mark.parametrize("choice", list(OnInconclusive))
+@pytest.mark.parametrize("jump_s", [7 * 24 * HOUR_S, -7 * 24 * HOUR_S])
+def test_clock_that_jumps_decides_no_canary(choice: OnInconclusive, jump_s: float) -> None:
+    """Bug: a week ahead was a timeout: three requests rolled the candidate out, or ended its measurement. A week back
+    was another week to wait."""
+    look = replace(seen(report(3)), settings=RolloutCanary(on_inconclusive=choice))
+    away = replace(seen(), at=START + jump_s + 60)
+    for jumped in (replace(look, at=away.at), away):
+        canary = after(look, jumped, replace(look, at=START + 120), before=under_way())
+        assert canary.phase == CanaryPhase.MEASURING
+        assert 0 <= measured_s(canary, START + 120) <= 120
+
+
+def test_time_without_operator_is_not_measured() -> None:
+    looks = looks_until(seen(report(3), at=START + 600))
+    canary = after(*looks, seen(report(40), at=START + HOUR_S), before=under_way())
+    assert measured_s(canary, START + HOUR_S) == 600 + 120
+    assert requests_of(canary) == 40
 
 
 @pytest.mark.parametrize("phase", [*OPEN, CanaryPhase.FAILED])
@@ -224,8 +259,8 @@ def test_a_promotion_that_was_not_noted_goes_on() -> None:
 def test_promote_at_timeout_needs_requests_of_both_arms() -> None:
     """Bug: a candidate without any request was rolled out: missing data counted as success."""
     settings = RolloutCanary(on_inconclusive=OnInconclusive.PROMOTE)
-    late = replace(seen(report(0)), at=START + 6 * HOUR_S, settings=settings)
-    canary = after(LOOK, seen(report(0)), late)
+    late = replace(seen(report(0)), at=START + LATE_S, settings=settings)
+    canary = after(LOOK, *looks_until(late))
     assert (canary.phase, canary.cause) == (CanaryPhase.INCONCLUSIVE, Cause.NO_TRAFFIC)
     assert has_pods(canary, RolloutCanary(on_inconclusive=OnInconclusive.PROMOTE))
     of_one_product = replace(
