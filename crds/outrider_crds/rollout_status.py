@@ -12,6 +12,9 @@ from outrider_crds.counter_sums import Count
 from outrider_crds.counters import ArmCounters
 from outrider_crds.texts import Message, Text
 
+MOST_RESTARTED_PODS = 32
+"""Pods whose restarts a canary remembers: with more, its record would not fit on the Deployment."""
+
 
 class RolloutArm(Model):
     name: Text
@@ -101,6 +104,9 @@ class RolloutStatus(Model):
     """Last look that the timeout counted up to, about one a minute; empty while it does not run."""
     idle_seconds: int = 0
     """Seconds measured before the first request was counted."""
+    restarts_before: Annotated[dict[str, Count], Field(max_length=MOST_RESTARTED_PODS)] = {}
+    """Restarts of the serving pods' engines when the attempt began, of the pods with most. Only later ones excuse
+    ends of a canary pod."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
     """Counts so far, which survive restarts of pods and of the operator."""
 

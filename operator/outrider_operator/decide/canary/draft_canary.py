@@ -33,7 +33,7 @@ from outrider_operator.decide.canary.record import (
     recorded,
     with_clock,
 )
-from outrider_operator.decide.canary.sight import CanarySight, canary_pods
+from outrider_operator.decide.canary.sight import CanarySight, canary_pods, engine_restarts
 from outrider_operator.decide.desired.desired_state import DesiredState
 from outrider_operator.decide.desired.revisions import (
     Revision,
@@ -183,16 +183,18 @@ def _view(
 ) -> CanaryView:
     """Input of the state machine, without the canary's pods. stable: the revision that serves."""
     spec, candidate, lost = desired.spec, desired.spec_revision, pools.lost_revision
+    is_canary = spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY
     return CanaryView(
         at=math.floor(world.at),
         stable=lost or (stable.name if stable is not None and _is_stable(world, desired, stable) else ""),
         candidate=candidate.name,
         pool_differs=bool(lost) or (pools.differ and candidate.name not in desired.gate.passed),
-        is_canary=spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY,
+        is_canary=is_canary,
         is_paused=is_blocked or spec.paused or spec.replicas == 0 or desired.is_waiting,
         hold=pools.hold(spec),
         baseline_trouble=_baseline_trouble(world),
         is_rolled_out=is_rolled_out(world.children.deployment, candidate.name),
+        restarts=engine_restarts(world.pods) if is_canary else {},
         orders={name: said for name in _ORDERS if (said := annotation(world.observed.service, f"outrider.dev/{name}"))},
         settings=spec.rollout.canary,
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 
 from outrider_crds.base import seconds
 from outrider_crds.rollout_settings import OnInconclusive, RolloutCanary
-from outrider_crds.rollout_status import RolloutStatus, RolloutSums
+from outrider_crds.rollout_status import MOST_RESTARTED_PODS, RolloutStatus, RolloutSums
 
 from outrider_operator.decide.canary.arms import Arms, arms_by_product, has_requests, updated
 from outrider_operator.decide.canary.judge import CanaryVerdict, Judgement, judge
@@ -71,6 +73,8 @@ class CanaryView:
     """Why no pod that serves is well, in a sentence; empty while one is."""
     is_rolled_out: bool = False
     """Does every pod run the candidate?"""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Pod that serves -> restarts of its engine so far."""
     pods: CanaryPods = CanaryPods()
     orders: Mapping[str, str] = field(default_factory=dict)
     """promote, abort, retry -> the service's annotation: a revision, with a number ("8a1e43c8ca/2") to order the same
@@ -153,6 +157,7 @@ def _new(before: RolloutStatus | None, view: CanaryView, stable: str, obeyed: li
         started_at=start,
         held_since=start,
         obeyed=obeyed,
+        restarts_before=dict(nlargest(MOST_RESTARTED_PODS, view.restarts.items(), key=itemgetter(1))),
         candidate_percent=view.settings.candidate_percent,
     )
     return _let_out(new, view) or new

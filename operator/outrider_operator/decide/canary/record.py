@@ -20,7 +20,7 @@ RECORD_ANNOTATION = "outrider.dev/rollout"
 """Annotation of the canary's Deployment: the canary in JSON."""
 _LASTING = {
     "phase", "cause", "candidate", "stable", "started_at", "candidate_percent", "detail", "obeyed", "held_seconds",
-    "held_since", "idle_seconds", "sums",
+    "held_since", "idle_seconds", "restarts_before", "sums",
 }  # fmt: skip
 """Fields of the status that decisions depend on; the others are for people."""
 _FOR_PEOPLE = {"sums": {"__all__": {"stable": {"batch_steps"}, "candidate": {"batch_steps"}}}}

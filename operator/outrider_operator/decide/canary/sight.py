@@ -16,9 +16,10 @@ from outrider_operator.cluster_model import Object, canary_names, revision_map_n
 from outrider_operator.decide.canary.arms import impossible
 from outrider_operator.decide.canary.machine import CanaryPods
 from outrider_operator.decide.canary.pools import Pools
-from outrider_operator.decide.canary.record import Cause, attempt_of, started_s
+from outrider_operator.decide.canary.record import Cause, attempt_of
 from outrider_operator.decide.desired.revisions import Revision
 from outrider_operator.decide.desired.service_world import ServiceWorld
+from outrider_operator.decide.pod_spec.patch import RUNTIME
 from outrider_operator.decide.pods.pod_states import Pods, revision_of
 from outrider_operator.decide.pods.pod_troubles import scheduler_says, unschedulable_since, what_it_waits_for
 from outrider_operator.validation.reading import (
@@ -89,7 +90,7 @@ def canary_pods(sight: CanarySight) -> CanaryPods:
     reports = tuple(_reports(sight))
     troubles = (*_troubles(sight), *(() if reports else _silences(sight)))
     # A candidate that only takes drafters away runs nothing that the stable pool does not run.
-    restarts = 1 + _restarts_since(sight.world.pods, started_s(sight.canary)) if sight.pools.own else None
+    restarts = 1 + _new_restarts(sight) if sight.pools.own else None
     return CanaryPods(
         reports=reports,
         living=frozenset(name_of(pod) for pod in sight.pods.living),
@@ -102,14 +103,20 @@ def canary_pods(sight: CanarySight) -> CanaryPods:
     )
 
 
-def _restarts_since(pods: Pods, at: float) -> int:
-    """Most restarts of a container of `pods` that has ended since `at` (Unix seconds)."""
-    statuses = [status for pod in pods.living for status in items(pod, "status", "containerStatuses")]
-    return max((integer(status, "restartCount") for status in statuses if _ended_at(status) >= at), default=0)
+def engine_restarts(pods: Pods) -> dict[str, int]:
+    """Pod name -> restarts of its engine, of the pods that had any."""
+    return {
+        name_of(pod): count
+        for pod in pods.living
+        for status in items(pod, "status", "containerStatuses")
+        if text(status, "name") == RUNTIME and (count := integer(status, "restartCount")) > 0
+    }
 
 
-def _ended_at(status: Object) -> float:
-    return unix_seconds(text(status, "lastState", "terminated", "finishedAt")) or 0.0
+def _new_restarts(sight: CanarySight) -> int:
+    """Most restarts of an engine that serves since the canary began. A pod that is not listed had fewer then."""
+    before = sight.canary.restarts_before
+    return max([0, *(count - before.get(name, 0) for name, count in engine_restarts(sight.world.pods).items())])
 
 
 def _unused(sight: CanarySight) -> str:

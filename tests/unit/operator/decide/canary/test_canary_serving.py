@@ -139,6 +139,22 @@ def test_pod_that_ends_as_often_as_the_others_is_no_verdict() -> None:
     assert (world.phase, world.rollout.cause) == ("Failed", "CandidateCrashed")
 
 
+def test_old_restarts_of_other_pods_excuse_no_crash() -> None:
+    """Bug: one end now of a pod with 30 old ones let a candidate crash 31 times."""
+    world = CanaryWorld()
+    old, young = serving(world)
+    old["status"]["containerStatuses"][0]["restartCount"] = 30
+    world.patched()
+    world.measure_arms(0)
+    end(world, old, ready=True, restarts=31)
+    end(world, young, ready=True, restarts=1)
+    old["status"]["containerStatuses"].append({"name": "mesh", "restartCount": 9, "started": True})
+    for phase in ("Measuring", "Measuring", "Failed"):
+        world.processes += 1
+        world.measure_arms(0)
+        assert world.phase == phase
+
+
 def test_candidate_whose_own_drafter_is_unused_says_so() -> None:
     """It is not worse, since the loop leaves the drafter out, and takes memory on every pod."""
     world = under_way()

@@ -31,7 +31,7 @@ def test_the_record_counts_where_the_status_has_no_canary() -> None:
     """It holds all that a decision depends on, and nothing for people."""
     lasting: dict[str, Any] = {
         "cause": "Timeout", "detail": "why", "obeyed": ["abort=new"], "held_seconds": 60, "candidate_percent": 5,
-        "held_since": "2026-11-28T09:10:00Z", "idle_seconds": 7,
+        "held_since": "2026-11-28T09:10:00Z", "idle_seconds": 7, "restarts_before": {"chat-0": 30},
         "sums": [RolloutSums(product="H200", restarts=1, stable=ARM, candidate=ARM)],
     }  # fmt: skip
     deployment = on_deployment(record_text(status(**lasting, message="Gain 1%", gain_percent="1"), None))
