@@ -20,7 +20,7 @@ import numpy as np
 
 from outrider_runtime.control.acceptance import Counts
 from outrider_runtime.control.batch import NO_DRAFTER, Batch, Bools, Columns, Floats, Ints
-from outrider_runtime.control.compiled import borrowed, compiled, keep
+from outrider_runtime.control.compiled import borrowed, compiled, keep_alive
 from outrider_runtime.control.draft_options import EVERY_GAP, DraftOptions, StepLimits, offered, step_limits
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.settings import InForce, Settings
@@ -337,7 +337,7 @@ def best_choice(options: DraftOptions, variants: Variants, lambda_over_plain: fl
             order[rank, i] = variants.drafter[share.order[rank, i]]
     drafts_s = _drafts_s(options, variants, used, share.order)
     extra_cost_tokens = price.rate * (best.step_s - price.target_s[0])
-    keep(scratch)
+    keep_alive(scratch)
     return Choice(
         lengths, widths, order, best.value, plain, for_slo, True, drafts_s, extra_cost_tokens, lambda_over_plain
     )
@@ -508,5 +508,5 @@ def _best_choice(
     limits = borrowed(StepLimits(*limit_fields))
     owned = offered(borrowed(Columns(*columns)), borrowed(Counts(*counts)), borrowed(Costs(*costs)), limits, closed)
     choice = best_choice(borrowed(owned[1]), borrowed(Variants(*variants)), limits.lambda_over_plain)
-    keep(owned)
+    keep_alive(owned)
     return choice

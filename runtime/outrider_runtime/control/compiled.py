@@ -154,7 +154,7 @@ Value = TypeVar("Value")
 
 
 def borrowed(value: Value) -> Value:
-    """The arrays of `value`, a tuple or an array, without their reference counts.
+    """Return `value`, a tuple or an array, with arrays that own no memory.
 
     Compiled code counts references at each call that takes or returns an array, with an atomic operation for each array
     of a tuple: most of the time of a decision about a few requests. The caller keeps the arrays alive, and returns none
@@ -163,8 +163,8 @@ def borrowed(value: Value) -> Value:
     return value
 
 
-def keep(value: object) -> None:
-    """Keep alive what `borrowed` took from `value`, which compiled code drops after its last use."""
+def keep_alive(value: object) -> None:
+    """Use `value` here, so that compiled code does not free it before."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -181,7 +181,9 @@ def _without_owner(_typing: Any, value: Any) -> Any:
 
 
 def _disowned(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """The code's value of type `kind` with null as the owner of each array."""
+    """The code's value of type `kind` with null as the owner of each array.
+
+    Raises TypeError for a type whose owner is another: such a value would be freed without having been counted."""
     if isinstance(kind, types.Array):
         array = context.make_array(kind)(context, builder, value)
         array.meminfo = cgutils.get_null_value(array.meminfo.type)
@@ -191,9 +193,11 @@ def _disowned(context: Any, builder: Any, kind: Any, value: Any) -> Any:
         for index, part in enumerate(kind):
             member = _disowned(context, builder, part, builder.extract_value(value, index))
             value = builder.insert_value(value, member, index)
+    elif not isinstance(kind, types.Number | types.Boolean):
+        raise TypeError(f"a value of type {kind} cannot be borrowed: arrays, tuples and numbers can")
     return value
 
 
 # Not decorators: numba compares the signatures of both functions, annotations included.
 overload(borrowed)(lambda value: lambda value: _without_owner(value))  # noqa: ARG005
-overload(keep)(lambda value: lambda value: _used(value))  # noqa: ARG005
+overload(keep_alive)(lambda value: lambda value: _used(value))  # noqa: ARG005

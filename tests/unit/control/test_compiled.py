@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numba.core.registry import cpu_target
-from outrider_runtime.control.compiled import borrowed, compiled, keep
+from outrider_runtime.control.compiled import borrowed, compiled, keep_alive
 from outrider_runtime.processor import portable_cpu_variables
 
 CODE = """
 from typing import NamedTuple
-from outrider_runtime.control.compiled import borrowed, compiled, keep
+from outrider_runtime.control.compiled import compiled
 from {types} import Point
 
 @compiled
@@ -53,7 +53,7 @@ def test_code_runs_on_other_machines_than_its_builder() -> None:
 
 CALLEE = "from outrider_runtime.control.compiled import compiled\n\n@compiled\ndef factor():\n    return {}\n"
 CALLER = """
-from outrider_runtime.control.compiled import borrowed, compiled, keep
+from outrider_runtime.control.compiled import compiled
 from outrider_runtime.callee import factor
 
 @compiled
@@ -196,11 +196,22 @@ def sum_of_borrowed(size: int, rounds: int) -> float:
         parts = borrowed(owned)
         replaced = np.full(size, -1.0)  # would lie where `owned` was, had it been freed
         total += (parts[0] + parts[1][0] * parts[1][1]).sum() + 0.0 * replaced.sum()
-        keep(owned)
+        keep_alive(owned)
     return total
 
 
-def test_borrowed_arrays_live_until_they_are_kept() -> None:
+def test_borrowed_arrays_live_until_keep_alive() -> None:
     """A decision computes with arrays whose references are not counted; none of them may be freed under it."""
     rounds = sum(1000 * (number + 2.0) for number in range(50))
     assert sum_of_borrowed(1000, 50) == sum_of_borrowed.py_func(1000, 50) == rounds  # type: ignore[attr-defined]
+
+
+def test_value_with_another_owner_cannot_be_borrowed() -> None:
+    """Bug: only arrays lost their owner. A text in the tuple would have been freed while the caller has it."""
+
+    @compiled
+    def length(name: str) -> int:
+        return len(borrowed((1.0, name))[1])
+
+    with pytest.raises(TypeError, match="unicode_type cannot be borrowed"):
+        length("name")
