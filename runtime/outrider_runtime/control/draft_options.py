@@ -156,7 +156,8 @@ def _catch_up_s(paths: Floats, batch: Columns, rows: Ints, costs: Costs, limits:
             if costs.hidden[d] or (closed.size > 0 and closed[d, i] < missing):
                 paths[d, :, n] = 0.0
                 continue
-            seconds[d, n] = step_times.feeding_s(costs, d, float(missing), float(len(rows))) / max(1.0, steps[n])
+            earlier = float(max(0, missing - batch.prompt[i]))  # `first_s` has the prompt of this step
+            seconds[d, n] = step_times.feeding_s(costs, d, earlier, float(len(rows))) / max(1.0, steps[n])
             any_gap = True
     return seconds if any_gap else seconds[:0, :0].copy()
 

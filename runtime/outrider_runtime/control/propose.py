@@ -108,9 +108,9 @@ class Propose:
         """Start an exploration: of an untried drafter once it might pay, else now and then of the drafter with the
         highest upper bound, if that beats the choice or nothing is chosen. None: no exploration starts."""
         acceptance, trials = self._evidence.acceptance, self._evidence.trials
-        # A drafter that the choice runs is tried by that.
         if not trials.may_explore(eager=True):
             return None
+        # A drafter that the choice runs is tried by that.
         untried = self.force.usable & ~acceptance.has_history & (choice.draft_lengths == 0)
         if not trials.may_explore(eager=bool(untried.any())) or not choice.drafter_order.shape[1]:
             return None

@@ -39,9 +39,11 @@ OTHER_LOAD = 0.7
 """Speculation is on again at once if requests / requests of the probe that lost is below this: at a lower load it may
 pay."""
 INTERVAL_STEPS, EAGER_INTERVAL_STEPS, POSTPONE_STEPS = 120, 4, 16
-"""Steps between explorations; the same while some drafter is untried; and after nothing was worth exploring."""
+"""Steps between explorations; between steps that may start one while some drafter is untried; after nothing was worth
+exploring."""
 EXPLORED_PROPOSALS, MOST_BLOCK_STEPS = 32, 8
-"""Proposals that an exploration makes; most steps that it takes for them."""
+"""Proposals that an exploration makes: an acceptance rate then has a standard error of 0.09 at most. Most steps that it
+takes: with few requests it ends after fewer proposals, and the next exploration goes on."""
 PROBE_STEPS = 4
 """Steps of a probe. The first one still verifies earlier proposals, and is not counted."""
 NEIGHBOURS, LEAST_NEIGHBOURS = 32, 6
@@ -146,8 +148,8 @@ class TrialSchedule:
     # -- exploration --------------------------------------------------------------------------------------------
 
     def may_explore(self, *, eager: bool) -> bool:
-        """Whether the interval since the last exploration is over and there is credit. eager: some drafter is untried,
-        which is looked at every EAGER_INTERVAL_STEPS steps."""
+        """Whether the interval since the last exploration is over and there is credit. eager: some drafter is untried;
+        then every EAGER_INTERVAL_STEPS-th step may start one."""
         since = self._since_exploration
         is_due = since >= INTERVAL_STEPS or (eager and since > 0 and since % EAGER_INTERVAL_STEPS == 0)
         return is_due and self._exploration_left == 0 and self.credit > 0

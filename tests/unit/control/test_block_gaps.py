@@ -1,4 +1,4 @@
-"""A gap in a block drafter's cache: it cannot be closed, and other drafters go on."""
+"""KV gaps: a block drafter's cannot be closed, and a draft model's has a price."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from outrider_runtime.control import acceptance
 from outrider_runtime.control.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.draft_options import STEP_TOKENS
 from outrider_runtime.control.plans import ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, HotSettings, Mode, Settings
 from outrider_runtime.control.step_times import DrafterCost, LatencyModel, StepCost
@@ -63,6 +65,19 @@ def test_draft_model_catches_up_where_a_block_drafter_cannot() -> None:
         fed = np.maximum(fed, catch_up_tokens)
     assert not fed[0].any()
     assert (fed[1] == 300).all()
+
+
+@pytest.mark.parametrize(("missing", "earlier"), [(300, 0), (300, 200), (1000, 900)])
+def test_gap_of_a_draft_model_is_priced_without_the_steps_prompt(missing: int, earlier: int) -> None:
+    """Bug: a prompt that ends in the step was charged twice: in the first pass of the step's end, and as a gap."""
+    prompt = [0, missing - earlier, 0, 0]
+    batch = columns.batch(
+        REQUESTS, prompt=prompt, missing=np.array([[1, missing, 1, 1]]), left=[400] * REQUESTS, emitted=[400] * REQUESTS
+    )
+    _, options = controller(MODEL)._propose._search.options(batch, 1.0)
+    (price_s,) = options.catch_up_s
+    assert price_s[[0, 2, 3]].tolist() == [0.0, 0.0, 0.0]
+    assert price_s[1] == pytest.approx(earlier * (1e-6 + 1e-7) / (400 / STEP_TOKENS))
 
 
 def test_request_with_a_block_gap_is_left_out() -> None:
