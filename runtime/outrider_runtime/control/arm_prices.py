@@ -50,6 +50,11 @@ class Credits(NamedTuple):
     is_counted: bool = True
     """False for probes, and while they have switched speculation off for all: such a step tells nothing of the arms."""
 
+    @property
+    def size_class(self) -> int:
+        """Class of the number of decoding requests: 0 is none, then 1, 2 to 3, 4 to 7, and so on."""
+        return int(np.count_nonzero(self.tokens)).bit_length()
+
 
 def step_credits(outcome: Outcome, costs: Costs, *, is_counted: bool) -> Credits:
     batch, requests = outcome.batch, len(outcome.batch)
@@ -136,7 +141,7 @@ def _read_token_s(cost: Floats, tokens: float) -> float:
 
 ARMS = 2
 SIZES = 12
-"""Classes of batch sizes: 1, 2 to 3, 4 to 7, ... and the largest."""
+"""Classes of batch sizes, the last one for all larger batches."""
 MOST_WEIGHT = 4.0
 """Bound of the weights: the first steps of a canary say little of the mix."""
 
@@ -159,7 +164,7 @@ class BatchMix:
         if not made.is_counted:
             return made
         decodes = made.tokens > 0
-        size = min(int(decodes.sum()).bit_length(), SIZES - 1)
+        size = min(made.size_class, SIZES - 1)
         for number in range(ARMS):
             self._decoded[number, size] += np.count_nonzero(decodes & (arm == number))
         weights = np.append(self._weights(size), 1.0)[arm]  # the last one: of no arm

@@ -186,7 +186,7 @@ class ArmCounter:
 
     def add(self, names: Sequence[str], made: Credits) -> None:
         """Count a finished step of these requests."""
-        batch = int(np.count_nonzero(made.tokens)).bit_length() - 1
+        batch = made.size_class - 1
         columns = (made.tokens, made.plain_s, np.where(made.speculates, made.plain_s, 0.0), made.price_s)
         for name, tokens, plain_s, speculated_s, price_s in zip(
             names, *(column.tolist() for column in columns), strict=True
