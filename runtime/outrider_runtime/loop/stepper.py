@@ -118,6 +118,7 @@ class Stepper:
         proposed: the engine's pending trees; for chains (N,), the pending tokens of each request.
         """
         with self._loop.lock:
+            self.requests.number_classes(self._loop.class_names)
             slots = self._slots(view.names)
             if not isinstance(proposed, Nodes):
                 self._proposals.cut(slots, proposed)
@@ -143,6 +144,7 @@ class Stepper:
         pending trees, whether the step verifies them or not; None: chains.
         """
         with self._loop.lock:
+            self.requests.number_classes(self._loop.class_names)  # another config may have come since `verify`
             slots, proposals = self._waiting(view)
             columns, elapsed_s = columns_scheduled(
                 slots, (view.context, view.known, view.todo), tokens, proposed, self.requests.columns, room.now_s
@@ -186,7 +188,6 @@ class Stepper:
         return forest if len(forest) else replace(forest, purpose=self._purpose)
 
     def _slots(self, names: Sequence[str]) -> Ints:
-        self.requests.number_classes(self._loop.class_names)
         slots = self.requests.running(names)
         self._loop.running = len(self.requests.slots)
         if self.requests.slots.early:

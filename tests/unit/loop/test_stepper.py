@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider_crds.spec import SLOClassSpec
 from outrider_runtime.control.batch import NO_DRAFTER, Batch
 from outrider_runtime.control.plans import Forest, VerifyPlan
 from outrider_runtime.loop.pod_state import choice
@@ -23,7 +25,7 @@ from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import NOTHING_SCORED, ChainCounts, FinishedStep
 from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order, numbers
 
-from tests.engine.engines import TARGET, draft_model, eagle, lookup
+from tests.engine.engines import TARGET, draft_model, eagle, hot_config, lookup
 from tests.unit.loop.pods import control_loop, stepper
 
 POOL = (lookup(), eagle(), draft_model(TARGET))
@@ -247,6 +249,21 @@ def test_profiler_verifies_placeholders_without_proposals() -> None:
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [0, 0]
     loop.profiled_placeholders = 3
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [3, 0]
+
+
+def test_draft_plan_uses_class_numbers_of_the_config_in_force() -> None:
+    """Bug: the reporter's thread put other SLO classes in force between both decisions of a step. The draft plan then
+    read a request's TPOT by its class's earlier number."""
+    classes = [SLOClassSpec(name=name, tpot=tpot, ttft="1s") for name, tpot in (("loose", "80ms"), ("tight", "20ms"))]
+    loop = control_loop((lookup(),), max_requests=1)
+    loop.configure(hot_config().model_copy(update={"slo_classes": classes, "default_slo_class": "loose"}))
+    steps, ones = stepper(loop), np.ones(1, np.int64)
+    steps.requests.arrived("a", time.time(), None, prompt=4, limit=40)
+    view, room = View(["a"], 4 * ones, 5 * ones, ones, ones), Room(1.0, 64, 64)
+    plan = steps.verify(view, 0 * ones, room)
+    loop.configure(hot_config().model_copy(update={"slo_classes": classes[::-1], "default_slo_class": "loose"}))
+    number, _ = steps.draft(view, ones, 0 * ones, room, plan)
+    assert steps._records[number].batch.slo_class.tolist() == [1]
 
 
 def failed_last_step(*, reports_drafting: bool) -> tuple[Stepper, Any, list[FinishedStep], int]:
