@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any, TextIO
 
 SERVING = "outrider.dev/component=serving,outrider.dev/service="
@@ -16,13 +16,12 @@ WHY_PATH = "/api/v1/namespaces/{namespace}/pods/{pod}:9000/proxy/outrider/why"
 _GOOD, _BAD, _DIM = "32", "31", "2"
 _ABNORMAL_WHEN_TRUE = frozenset({"Reconciling", "Stalled"})
 _MOST_NAMED = 4  # adapters in one line
+_MOST_LETTERS = 1 << 20  # of a pod's answer, which may have no end
 _OLD = timedelta(minutes=5)  # under traffic the operator writes figures every 15 seconds
-_RUNS = frozenset({"Progressing"})
-"""Conditions that are neither good nor bad by their status."""
+_NEUTRAL = frozenset({"Progressing", "SpeculationActive"})  # neither good nor bad by their status
 
 Document = Mapping[str, Any]
-Paint = Callable[[str, str], str]
-"""(text, colour) -> text."""
+Paint = Callable[[str, str], str]  # (text, colour) -> text
 
 
 class PluginError(Exception):
@@ -85,24 +84,26 @@ class Cluster:
         """The last decisions of `pod`, in its words."""
         metadata = pod["metadata"]
         path = WHY_PATH.format(namespace=metadata["namespace"], pod=metadata["name"])
-        text = self._kubectl("get", "--raw", path, stderr=subprocess.PIPE)
+        text = self._kubectl("get", "--raw", path, "--request-timeout=10s", most=_MOST_LETTERS)
         return [_printable(line) for line in text.strip().splitlines()]
 
     def _document(self, *arguments: str) -> Any:
         return _printable(json.loads(self._kubectl("get", *arguments, *self._namespace, "-o", "json")))
 
-    def _kubectl(self, *arguments: str, stderr: int | None = None) -> str:
-        """Output of kubectl, which asks and complains on the terminal itself (a login) unless `stderr` is a pipe."""
-        command = ["kubectl", *self._connection, *arguments]
+    def _kubectl(self, *arguments: str, most: int = -1) -> str:
+        """Output of kubectl, which asks and complains on the terminal itself (a login). With `most`, it is cut after so
+        many letters and has the complaints in it: a pipe of their own could fill while nothing reads it."""
+        command, errors = ["kubectl", *self._connection, *arguments], STDOUT if most > 0 else None
         try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", errors="replace", check=False
-            )
+            with Popen(command, stdout=PIPE, stderr=errors, encoding="utf-8", errors="replace") as process:
+                output = process.stdout.read(most) if process.stdout is not None else ""
+                if len(output) == most:
+                    process.kill()
         except FileNotFoundError:
             raise PluginError("There is no kubectl on the PATH.") from None
-        if done.returncode != 0:
-            raise PluginError(_printable((done.stderr or "").strip()))
-        return done.stdout
+        if process.returncode != 0 and len(output) != most:
+            raise PluginError(_printable(output.strip()) if most > 0 else "")
+        return output
 
 
 def painter(stream: TextIO, environment: Mapping[str, str]) -> Paint:
@@ -134,10 +135,12 @@ def status_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
 
 
 def why_screen(cluster: Cluster, service: Document, paint: Paint) -> list[str]:
-    """What is not as it should be, and the last decisions of a ready pod."""
-    lines = [_condition(condition, paint) for condition in _conditions(service) if _is_good(condition) is False]
-    if not lines and _unseen(service) is None:
+    """What is not as it should be or not known, and the last decisions of a ready pod."""
+    conditions = _conditions(service)
+    lines = [_condition(condition, paint) for condition in conditions if _is_good(condition) is False]
+    if not lines and _is_ready(service) and _unseen(service) is None:
         lines = [paint("Nothing is wrong.", _GOOD)]
+    lines += [_condition(condition, paint) for condition in conditions if condition["status"] == "Unknown"]
     ready = [pod for pod in cluster.pods() if _is_ready(pod)]
     if not ready:
         return [*lines, "", "No pod is ready, so none says what it decides."]
@@ -213,13 +216,12 @@ SCREENS: dict[str, tuple[Callable[[Cluster, Document, Paint], list[str]], str]] 
 }
 
 
-def _status(service: Document) -> Document:
-    return service.get("status") or {}
+def _status(document: Document) -> Document:
+    return document.get("status") or {}
 
 
-def _conditions(service: Document) -> list[Document]:
-    conditions: list[Document] = _status(service).get("conditions") or []
-    return conditions
+def _conditions(document: Document) -> list[Document]:
+    return _status(document).get("conditions") or []
 
 
 def _unseen(service: Document) -> str | None:
@@ -261,7 +263,7 @@ def _adapters_line(adapters: Sequence[Document]) -> str:
 
 def _is_good(condition: Document) -> bool | None:
     """None where its status is neither good nor bad."""
-    if condition["type"] in _RUNS or condition["status"] == "Unknown" or condition["type"] == "SpeculationActive":
+    if condition["type"] in _NEUTRAL or condition["status"] == "Unknown":
         return None
     return bool((condition["status"] == "True") is (condition["type"] not in _ABNORMAL_WHEN_TRUE))
 
@@ -272,9 +274,8 @@ def _condition(condition: Document, paint: Paint) -> str:
     return f"{condition['type']:<17} {mark} {condition['reason']:<18} {condition.get('message', '')}".rstrip()
 
 
-def _is_ready(pod: Document) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+def _is_ready(document: Document) -> bool:
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in _conditions(document))
 
 
 def _yes(value: object) -> str:

@@ -90,6 +90,42 @@ def test_why_shows_what_is_wrong_and_what_a_pod_decides(
     assert "No pod is ready" in screen
 
 
+def test_why_does_not_wait_for_a_pod_for_ever(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tenant's pod that never answered kept it for ever."""
+    del service
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(kubectl.read_text().replace(f'echo "{WORDS}"', 'echo "$*"'))
+    assert "--request-timeout=10s" in _screen(capsys, "why", "chat")
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_why_cuts_an_answer_that_has_no_end(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: str
+) -> None:
+    """It filled the administrator's memory; an endless error as well."""
+    del service
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(kubectl.read_text().replace(f'echo "{WORDS}"', f"exec yes {WORDS[:2]} >&{stream}"))
+    assert 1 << 20 <= len(_screen(capsys, "why", "chat")) < 1.1 * (1 << 20)
+
+
+def test_why_calls_nothing_right_while_ready_is_unknown(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that nothing is wrong, and named no condition that is not known."""
+    screen = _screen(capsys, "why", "chat")
+    assert "NoTraffic" in screen
+    assert "EndpointReady" not in screen
+    (ready,) = (entry for entry in service.services["chat"]["status"]["conditions"] if entry["type"] == "Ready")
+    ready |= {"status": "Unknown", "reason": "NodeLost"}
+    _write_kubectl(tmp_path, service)
+    screen = _screen(capsys, "why", "chat")
+    assert "Nothing is wrong." not in screen
+    assert "NodeLost" in screen
+
+
 def test_drafts_profile_and_demand_are_tables(
     service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
