@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +21,7 @@ from outrider_runtime.server.server_errors import StartupError
 
 _TMPFS = Path("/dev/shm")
 _RUN_FOLDER_PREFIX = "outrider-"
+_LOCK_FILE = "lock"
 _Config = TypeVar("_Config", BootConfig, HotConfig)
 
 
@@ -66,20 +69,42 @@ def run_folder(environ: Mapping[str, str] = os.environ, *, keep_others: bool = F
 
     The folder lies in `OUTRIDER_RUN_DIR`, else in `/dev/shm` (memory), else in the system's temporary folder. A pod
     sets `OUTRIDER_RUN_DIR` to a volume. Run folders that a crashed container left there are deleted first: their state
-    must not be taken for this process's. keep_others: the volume may be shared with an engine that runs.
+    must not be taken for this process's. keep_others: the volume may be shared with an engine that runs, so only the
+    folders of processes that are gone are deleted.
     """
     volume = environ.get(RUN_DIR_VARIABLE)
-    if volume and not keep_others:
-        for stale in Path(volume).glob(f"{_RUN_FOLDER_PREFIX}*"):
-            shutil.rmtree(stale, ignore_errors=True)
-    parent = volume or (_TMPFS if os.access(_TMPFS, os.W_OK) else None)
     try:
-        return Path(tempfile.mkdtemp(prefix=_RUN_FOLDER_PREFIX, dir=parent))
+        parent = Path(volume or (_TMPFS if os.access(_TMPFS, os.W_OK) else tempfile.gettempdir()))
+        for stale in parent.glob(f"{_RUN_FOLDER_PREFIX}*"):
+            if (volume and not keep_others) or _is_abandoned(stale):
+                shutil.rmtree(stale, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=_RUN_FOLDER_PREFIX, dir=parent))
     except OSError as error:
         raise StartupError(
             f"cannot make the run folder ({error}); set {RUN_DIR_VARIABLE} to a writable folder, "
             "or mount a writable /tmp"
         ) from error
+    with suppress(OSError):  # a volume without locks: the folder stays if this process is killed
+        _lock(folder)
+    return folder
+
+
+def _lock(folder: Path) -> None:
+    """Lock the folder until this process and its forked children have ended; SIGKILL ends a lock, too."""
+    unlocked = folder / f"{_LOCK_FILE}.part"
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)  # stays open
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unlocked.rename(folder / _LOCK_FILE)  # appears locked: others must not take it for abandoned
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether the folder was locked once, and no process has the lock. Process ids differ between containers."""
+    try:
+        with (folder / _LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _read(file: Path, what: str, parse: Callable[[str], _Config]) -> _Config:

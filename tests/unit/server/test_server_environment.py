@@ -78,7 +78,20 @@ def test_run_folders_of_a_crashed_container_are_deleted(tmp_path: Path) -> None:
     fresh = run_folder({"OUTRIDER_RUN_DIR": str(tmp_path)})
     assert fresh.parent == tmp_path
     assert list(tmp_path.iterdir()) == [fresh]
-    assert list(fresh.iterdir()) == []
+    assert not (fresh / "state.json").exists()
+
+
+def test_run_folders_of_killed_processes_are_deleted(tmp_path: Path) -> None:
+    """Bug: in vLLM's own server, SIGKILL left a folder in memory for good."""
+    environ = {"OUTRIDER_RUN_DIR": str(tmp_path)}
+    running = run_folder(environ, keep_others=True)
+    kill = "import os, signal; from outrider_runtime.server.config import run_folder; run_folder(keep_others=True)"
+    command = [sys.executable, "-c", f"{kill}; os.kill(os.getpid(), signal.SIGKILL)"]
+    subprocess.run(command, env={**os.environ, **environ}, check=False)
+    (tmp_path / "outrider-of-another-program").mkdir()
+    assert len(list(tmp_path.iterdir())) == 3
+    fresh = run_folder(environ, keep_others=True)
+    assert {folder.name for folder in tmp_path.iterdir()} == {running.name, fresh.name, "outrider-of-another-program"}
 
 
 def test_run_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
