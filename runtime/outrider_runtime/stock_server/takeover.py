@@ -8,15 +8,17 @@ back, and vLLM starts with the user's own flags alone.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from outrider_runtime.error_text import with_type
+from outrider_runtime.error_text import with_type, without_secrets
 from outrider_runtime.local_manifest import LocalService
 from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, run_folder, write_hot
@@ -31,6 +33,7 @@ from outrider_runtime.stock_server.service_of_flags import (
     service_of_flags,
     users_speculation,
 )
+from outrider_runtime.stock_server.start_record import StartRecord
 from outrider_runtime.stock_server.stock_app import EnginePages, StockApp
 from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.arguments import CPU_EXECUTOR_CLASS, engine_settings, prepare_vllm
@@ -104,6 +107,7 @@ class TakenEngine:
         self._activity = activity
         self._users_flags = {name: _copied(value) for name, value in vars(arguments).items()}
         self._users_environment = dict(os.environ)
+        self._record = StartRecord(self._users_flags)
         self._has_users_drafter = bool(users_speculation(arguments))
         self._theirs = {patch: patches.original(patch) for patch in UNDONE}
         self._file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None
@@ -139,15 +143,19 @@ class TakenEngine:
     def start(self, start: Callable[[Any], Any]) -> Any:
         """Start the engine of the config that was made. start: makes vLLM's client of an engine from a config."""
         config = self._made
+        self._record.begin()
         while self._plan is not None:
             try:
                 client = start(config)
             except Exception as error:
                 logger.warning("the engine did not start with Outrider", exc_info=True)
+                traceback.clear_frames(error.__traceback__)
                 config = self._config_of_plan() if self._drop_drafter(error) else self._alone(error)
             else:
+                self._record.succeed()
                 self._serve(self._plan, client)
                 return client
+            gc.collect()  # ends the failed client, whose renderer has threads: the next start may fork
         return start(config)
 
     # -- with Outrider ---------------------------------------------------------------------------------------------
@@ -156,6 +164,7 @@ class TakenEngine:
         reason = obstacle(self._arguments, os.environ)
         if reason:
             raise StepAsideError(reason)
+        self._record.check()
         check_target(self._arguments)
         service = self._load()
         run_dir = run_folder(os.environ, keep_others=True)
@@ -247,6 +256,7 @@ class TakenEngine:
             with survives("read why the engine ended"):
                 reason = cause(plan.paths.run_dir) or reason
             shutil.rmtree(plan.paths.run_dir, ignore_errors=True)
+        self._record.fail(without_secrets(reason))
         self._activity.step_aside(reason)
         return self._make()
 

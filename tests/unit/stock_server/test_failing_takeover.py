@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from outrider_runtime.vllm_plugin import patches
 
 from tests.unit.stock_server.test_service_of_flags import vllm_flags
 
+HEAD = {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}
 SERVER = SimpleNamespace(name="OPENAI_API_SERVER")
 
 
@@ -63,14 +65,14 @@ def test_vllm_starts_where_the_metric_cannot_be_made(vllm: dict[Any, Any], monke
     assert start_server(vllm) == ("client of config of m", "app")
 
 
-def taken_engine(folder: Path, *, fails: bool = False) -> tuple[TakenEngine, SimpleNamespace]:
+def taken_engine(folder: Path) -> tuple[TakenEngine, SimpleNamespace]:
     """An engine with a plan, and the activity that it reports to."""
     plan = SimpleNamespace(
         paths=SimpleNamespace(run_dir=str(folder)), boot=SimpleNamespace(max_draft_tokens=3),
         pool=SimpleNamespace(hosted=[SimpleNamespace(name="draft"), SimpleNamespace(name="lookup")]),
     )  # fmt: skip
-    flags = vllm_flags(speculative_config={"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3})
-    engine = TakenEngine(flags, broken if fails else lambda: flags, Activity())
+    flags = vllm_flags(speculative_config=dict(HEAD))
+    engine = TakenEngine(flags, lambda: flags, Activity())
     vars(engine)["_plan"] = plan
     return engine, flags
 
@@ -101,3 +103,74 @@ def test_log_names_the_users_drafter_that_is_lost(
         engine.start(lambda _config: SimpleNamespace())
     assert "drafter 'draft' of --speculative-config is not used: its weights are damaged" in caplog.messages
     assert caplog.messages[-1] == "Outrider is active: at most 3 draft tokens of lookup"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_failed_client_is_ended_before_the_next_start(tmp_path: Path) -> None:
+    """Bug: vLLM forked its engine while the renderer's threads of the failed client ran."""
+    ended: list[str] = []
+
+    class Client:
+        def __init__(self, config: Any) -> None:
+            self.itself = self  # as vLLM's client and its renderer, a cycle
+            if config is not flags:
+                raise RuntimeError("no engine today")
+
+        def __del__(self) -> None:
+            ended.append("client")
+
+    engine, flags = taken_engine(tmp_path)
+
+    def client(config: Any) -> list[str]:
+        Client(config)
+        return list(ended)
+
+    assert engine.start(client) == ["client"]
+
+
+def started(engine: TakenEngine) -> list[str]:
+    """The configs that vLLM starts; only its own starts."""
+    tried: list[str] = []
+
+    def client(config: Any) -> Any:
+        tried.append("vLLM's" if isinstance(config, SimpleNamespace) else "Outrider's")
+        if tried[-1] == "Outrider's":
+            raise RuntimeError("no engine today")
+
+    engine.start(client)
+    return tried
+
+
+@pytest.mark.usefixtures("vllm")
+def test_failed_start_is_remembered_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a start probe that allows for one load ended the pod at every start, during the second load."""
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    engine, _ = taken_engine(tmp_path / "run")
+    assert started(engine) == ["Outrider's", "vLLM's"]
+
+    next_engine = TakenEngine(vllm_flags(speculative_config=dict(HEAD)), lambda: "config", activity := Activity())
+    assert next_engine.config() == "config"
+    assert "the last start with these flags failed (RuntimeError: no engine today); delete" in activity.reason
+
+    other_engine = TakenEngine(vllm_flags(), lambda: "config", activity)
+    monkeypatch.setattr(takeover, "check_target", broken)
+    assert other_engine.config() == "config"
+    assert activity.reason == "ValueError: a fault of Outrider's"
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("ending", ["started", "stopped"])
+def test_only_a_start_that_did_not_end_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    engine, _ = taken_engine(tmp_path / "run")
+
+    def client(_config: Any) -> Any:
+        if ending == "stopped":
+            raise KeyboardInterrupt
+        return SimpleNamespace()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        engine.start(client)
+    assert bool(list(tmp_path.glob("start-*"))) == (ending == "stopped")
