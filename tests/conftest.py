@@ -29,6 +29,8 @@ TOGETHER = {
     "tests/e2e": "the end-to-end cluster",
     "tests/engine/test_server_": "servers",
     "tests/engine/test_two_nodes": "servers",
+    "tests/engine/test_stock_server": "servers",
+    "tests/engine/test_takeover": "servers",
 }
 """What one process runs in one go because it shares a cluster or a server, or because two of its kind would not fit the
 memory (each server is three processes, of 1 to 2 GiB each), by the beginning of the file's path."""
