@@ -35,7 +35,7 @@ class Activity:
         self.reason = "the engine is starting"
         """Why Outrider is not active; empty if it is."""
         self._gauge = _gauge()
-        self._gauge.labels(self.reason).set(0)
+        self._report(self.reason)
 
     def active(self, drafters: list[str], most: int) -> None:
         self._report("")
