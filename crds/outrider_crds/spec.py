@@ -148,13 +148,18 @@ class Engine(Model):
     env: Annotated[list[EnvVar], Field(max_length=32), MapList("name")] = []
     """Environment of the engine's process, in serving and profiling pods alike."""
 
+    def argument(self, flag: str) -> str | None:
+        """The value of `flag` in `extra_args`, of several the last, as the engine takes it; None without one."""
+        words = [word for argument in self.extra_args for word in argument.split("=", 1)]
+        values = [value for word, value in pairwise(words) if word.replace("_", "-") == flag]
+        return values[-1] if values else None
+
     @property
     def max_num_seqs(self) -> int | None:
         """Most requests in a step, as `extra_args` say; None: the engine's default. The engine itself refuses a value
         that is not a number."""
-        words = [word for argument in self.extra_args for word in argument.split("=", 1)]
-        values = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--max-num-seqs"]
-        return (int(values[-1]) or None) if values and values[-1].isdecimal() else None
+        value = self.argument("--max-num-seqs") or ""
+        return (int(value) or None) if value.isdecimal() else None
 
 
 class Gateway(Model):

@@ -9,8 +9,7 @@ from pathlib import Path
 from outrider_crds.base import seconds
 from outrider_crds.draft_pool import DrafterSpec as PoolEntry
 from outrider_crds.draft_pool import DraftMethod
-from outrider_crds.profile_keys import normalised_arguments
-from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.spec import Engine, SpeculativeServiceSpec
 
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, SLOClass
 from outrider_runtime.drafters import traits
@@ -89,7 +88,7 @@ def read(manifest: Path) -> Service:
         hot=_hot(spec),
         default_class=0 if default is None else names.index(default),
         learns=spec.profiling.mode.value == "Skip",
-        limits=_limits(spec.engine.extra_args),
+        limits=_limits(spec.engine),
         longest_request=spec.engine.max_model_len,
         notices=tuple(_notices(spec)),
     )
@@ -117,10 +116,9 @@ def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
     )
 
 
-def _limits(extra_args: list[str]) -> Limits:
-    arguments = dict(argument.split("=", 1) for argument in normalised_arguments(extra_args) if "=" in argument)
-    budget = _number(arguments, BUDGET, Limits().token_budget, LEAST_STEP_TOKENS, MOST_TOKENS)
-    requests = _number(arguments, REQUESTS, min(MOST_REQUESTS, budget), 1, MOST_AT_ONCE)
+def _limits(engine: Engine) -> Limits:
+    budget = _number(engine, BUDGET, Limits().token_budget, LEAST_STEP_TOKENS, MOST_TOKENS)
+    requests = _number(engine, REQUESTS, min(MOST_REQUESTS, budget), 1, MOST_AT_ONCE)
     if requests > budget:
         raise SimulationError(
             f"spec.engine.extraArgs: vLLM does not start where {REQUESTS} ({requests}) is more than {BUDGET} ({budget})"
@@ -128,9 +126,10 @@ def _limits(extra_args: list[str]) -> Limits:
     return Limits(token_budget=budget, max_requests=requests)
 
 
-def _number(arguments: dict[str, str], flag: str, default: int, least: int, most: int) -> int:
+def _number(engine: Engine, flag: str, default: int, least: int, most: int) -> int:
+    value = engine.argument(flag)
     try:
-        return whole(arguments.get(flag, str(default)), least, most)
+        return whole(str(default) if value is None else value, least, most)
     except ValueError as error:
         raise SimulationError(f"spec.engine.extraArgs: {flag}={error}") from error
 

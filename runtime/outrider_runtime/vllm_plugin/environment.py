@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from outrider_crds.profile_keys import normalised_arguments
 from outrider_crds.runtime_config import BootConfig
 
 from outrider_runtime.memory_limit import cpu_cache_gib, memory_limit_bytes
@@ -44,8 +43,7 @@ def _cpu_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _cpu_cache(boot: BootConfig) -> dict[str, str]:
     """The size of the KV cache, where the user gives none: to vLLM the variable counts more than the argument."""
-    arguments = normalised_arguments(boot.engine.extra_args)
-    if any(argument.startswith("--kv-cache-memory-bytes=") for argument in arguments):
+    if boot.engine.argument("--kv-cache-memory-bytes") is not None:
         return {}
     return {"VLLM_CPU_KVCACHE_SPACE": str(cpu_cache_gib(memory_limit_bytes()))}
 
