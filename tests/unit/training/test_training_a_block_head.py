@@ -14,14 +14,12 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bench.record.blocks import of_block_head
 from setup.drafts import SHIPPED_HEAD
-from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, prompts
+from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, train_briefly, work
 from training.block_head import learning
 from training.block_head.__main__ import BLOCK_HEAD, main
 from training.block_head.checkpoint import load, save
 from training.block_head.head import BLOCK, MARKOV_RANK, BlockHead, looks_back, rotary
 from training.block_head.learning import acceptance, drawn_tokens, loss_of, new_head, stretch_of, together
-from training.budget import Budget, Progress
-from training.rounds import Work, train
 from training.target import Answer, Target
 
 
@@ -41,12 +39,7 @@ def untrained(target: Target, answers: list[Answer]) -> BlockHead:
 @pytest.fixture(scope="module")
 def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("head")
-    work = Work(BLOCK_HEAD, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
-        train(target, work, Progress(Budget(steps=60)))
-    return folder
+    return train_briefly(target, work(BLOCK_HEAD, held_out, tmp_path_factory.mktemp("head")), steps=60)
 
 
 def test_training_lowers_the_loss_and_raises_acceptance(target, held_out, trained):

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from setup.drafts import SHIPPED_HEAD
-from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, prompts
+from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, prompts, train_briefly, work
 from training.budget import Budget, Progress
 from training.eagle3.__main__ import EAGLE3, main
 from training.eagle3.checkpoint import load
 from training.eagle3.head import Head
 from training.eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
 from training.prompts import DEMO_PROMPTS, split
-from training.rounds import Work, draw_alike, train
+from training.rounds import draw_alike, train
 from training.target import Answer, Target, fused_layers, sample
 
 
@@ -26,15 +26,7 @@ from training.target import Answer, Target, fused_layers, sample
 def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a head of 48 steps."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("head")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
-        train(target, work(held_out, folder), Progress(Budget(steps=48)))
-    return folder
-
-
-def work(held_out: list[Answer], folder: Path) -> Work[Head]:
-    return Work(EAGLE3, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
+    return train_briefly(target, work(EAGLE3, held_out, tmp_path_factory.mktemp("head")), steps=48)
 
 
 def untrained(target: Target, answers: list[Answer]) -> Head:
@@ -124,7 +116,7 @@ def test_an_answer_ends_where_the_target_ended_it(target):
 def test_training_goes_on_from_the_head_that_is_there(target, held_out, trained):
     """Resumed with nothing left to do, it writes back what it read."""
     before = load_file(trained / "model.safetensors")
-    train(target, work(held_out, trained), Progress(Budget(steps=1), steps=1), load(trained, target))
+    train(target, work(EAGLE3, held_out, trained), Progress(Budget(steps=1), steps=1), load(trained, target))
     after = load_file(trained / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -139,7 +131,7 @@ def test_an_interrupted_training_writes_what_it_has(target, held_out, tmp_path):
                 raise KeyboardInterrupt
 
     progress = Interrupted(Budget(steps=1000))
-    train(target, work(held_out, tmp_path), progress, untrained(target, held_out))
+    train(target, work(EAGLE3, held_out, tmp_path), progress, untrained(target, held_out))
     assert progress.steps == 3
     assert load(tmp_path, target).lm_head.weight.shape == (DRAFTED, 64)
 
@@ -190,7 +182,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arg
 def test_training_learns_from_as_few_answers_as_requested(target, held_out, tmp_path):
     """`--answers 40`, more than one batch and less than two, once wrote them and ended before the first step."""
     progress = Progress(Budget(answers=40))
-    train(target, work(held_out, tmp_path), progress)
+    train(target, work(EAGLE3, held_out, tmp_path), progress)
     assert progress.answers == 40
     assert progress.steps == 40 * EAGLE3.passes / 8, "eight answers a step"
 

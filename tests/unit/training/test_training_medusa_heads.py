@@ -12,13 +12,11 @@ from outrider_runtime.torch_engine.token_sampling import Row
 from safetensors.torch import load_file
 
 from tests.unit.torch_engine.engines import CPU, GREEDY
-from tests.unit.training.tiny_target import DRAFTED, prompts
-from training.budget import Budget, Progress
+from tests.unit.training.tiny_target import DRAFTED, train_briefly, work
 from training.medusa.__main__ import MEDUSA, figure
 from training.medusa.checkpoint import load
 from training.medusa.heads import Heads
 from training.medusa.learning import DEPTH, accepted, answered, figures, linear_guess, loss_of, new_heads, ranked, tree
-from training.rounds import Work, train
 from training.target import Answer, Target
 
 
@@ -36,12 +34,8 @@ def at_random(target: Target, answers: list[Answer]) -> Heads:
 @pytest.fixture(scope="module")
 def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("heads")
-    work = Work(MEDUSA, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
-        train(target, work, Progress(Budget(steps=60)), at_random(target, held_out))
-    return folder
+    job = work(MEDUSA, held_out, tmp_path_factory.mktemp("heads"))
+    return train_briefly(target, job, 60, at_random(target, held_out))
 
 
 def test_heads_begin_with_the_best_linear_guess(target, held_out):

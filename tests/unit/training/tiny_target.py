@@ -1,12 +1,17 @@
-"""A tiny random target and its prompts."""
+"""A tiny random target, its prompts, and a short training on both."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from training.budget import Budget, Progress
+from training.rounds import Draft, Kind, Work, train
+from training.target import Answer, Target
 
 VOCABULARY, DRAFTED = 200, 64
 
@@ -31,3 +36,16 @@ def tiny_target(folder: Path) -> Path:
 
 def prompts(first: int, count: int) -> list[list[int]]:
     return [[2 + (first + 7 * number) % 190, 3 + (first + 11 * number) % 190] for number in range(count)]
+
+
+def work(kind: Kind[Draft], held_out: list[Answer], folder: Path) -> Work[Draft]:
+    """A training of `kind` that writes into `folder`."""
+    return Work(kind, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
+
+
+def train_briefly(target: Target, briefly: Work[Draft], steps: int, head: Draft | None = None) -> Path:
+    """Train for so many steps, and return the folder of the head."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.budget.VOCABULARY_TOKENS", 1000)
+        train(target, briefly, Progress(Budget(steps=steps)), head)
+    return briefly.output
