@@ -21,7 +21,7 @@ SYMBOLS = {
     "vllm.lora.layers": "LogitsProcessorWithLoRA",
     "vllm.lora.ops.torch_ops": "lora_ops",
     "vllm.lora.request": "LoRARequest",
-    "vllm.lora.utils": "is_base_embedding_weights",
+    "vllm.lora.utils": "get_adapter_absolute_path is_base_embedding_weights",
     "vllm.model_executor.layers.attention_layer_base": "AttentionLayerBase",
     "vllm.model_executor.layers.linear": "LinearBase QKVParallelLinear",
     "vllm.model_executor.layers.mamba.ops.cpu": "gdn_attention",
