@@ -19,11 +19,9 @@ from typing import Any
 from bench.replay import phases, plan, pool, profiles, slo_mix, static_load, wrong_models
 from bench.replay.bars import Bar, summary
 from bench.replay.cells import COUNT
-from bench.replay.plots import static_plot
 from bench.replay.tables import tables
 
 RESULTS = Path(__file__).parents[1] / "results" / "replay.json"
-PICTURE = Path(__file__).parents[2] / "docs" / "images" / "replay.png"
 PROCESSES = 2
 
 
@@ -53,7 +51,6 @@ def main() -> int:
     if not options.judge:
         replayed = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
         options.output.write_text(json.dumps(replayed, indent=1) + "\n")
-        static_plot(replayed, PICTURE if options.output == RESULTS else options.output.with_suffix(".png"))
     _print(json.loads(options.output.read_text()))
     return 0
 
