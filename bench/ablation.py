@@ -3,8 +3,8 @@
     python -m bench.ablation [--minutes 20]     writes results/ablation.json; no load starts after 20 minutes
     python -m bench.ablation --only probes      measures some mechanisms, and keeps the others' results
 
-The same loads, seeds, profiles and worlds as the whole loop, so ratios are paired. A load is measured by goodput, one
-that shifts by the replay's speeds, one with SLO classes by the share of requests that met theirs.
+Both sides of a ratio have the same loads, seeds, profiles and worlds. A load is measured by goodput, one that shifts
+by the replay's speeds, one with SLO classes by the share of requests that met theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider_runtime.simulate.replay.engine import Policy
 from bench.replay import phases, plan, pool, slo_mix, static_load, wrong_models
 from bench.replay.bars import geometric_mean
 from bench.replay.cells import run
-from bench.replay.settings import Case, System, ours
+from bench.replay.settings import Case, System, loop_system
 from bench.replay.static_load import Point
 
 RESULT = Path(__file__).parent / "results" / "ablation.json"
@@ -43,38 +43,38 @@ H200, A100, L40S, CPU = "llama-3.1-8b-h200", "llama-3.1-8b-a100", "llama-3.1-8b-
 # -- what is switched off ---------------------------------------------------------------------------------------------
 
 
-def after_each_step(controller: Controller, undo: Callable[[], None]) -> None:
-    """Have what a step taught undone."""
+def undo_after_each_step(controller: Controller, undo: Callable[[], None]) -> None:
+    """Call `undo` after each step, so that nothing is learned from it."""
     observe = controller.observe
 
-    def observed(outcome: Any) -> None:
+    def observe_and_undo(outcome: Any) -> None:
         observe(outcome)
         undo()
 
-    controller.observe = observed  # type: ignore[method-assign]
+    controller.observe = observe_and_undo  # type: ignore[method-assign]
 
 
-def correction_of_target(controller: Controller) -> None:
+def stop_correcting_target(controller: Controller) -> None:
     beliefs = controller._evidence.latency.beliefs
-    after_each_step(controller, partial(_uncorrect, beliefs.target))
+    undo_after_each_step(controller, partial(_uncorrect, beliefs.target))
 
 
-def correction_of_drafts(controller: Controller) -> None:
+def stop_correcting_drafts(controller: Controller) -> None:
     beliefs = controller._evidence.latency.beliefs
-    after_each_step(controller, partial(_uncorrect, beliefs.drafts))
+    undo_after_each_step(controller, partial(_uncorrect, beliefs.drafts))
 
 
 def _uncorrect(belief: Any) -> None:
     belief.deviation[:], belief.covariance[:], belief.costs[:] = 0.0, belief.prior, belief.profiled
 
 
-def factors(controller: Controller) -> None:
-    """What sets a request apart in acceptance."""
-    after_each_step(controller, lambda: controller._evidence.acceptance._known.requests.fill(0.0))
+def ignore_request_factors(controller: Controller) -> None:
+    """Estimate acceptance without a factor for each request."""
+    undo_after_each_step(controller, lambda: controller._evidence.acceptance._known.requests.fill(0.0))
 
 
-def own_deviations(controller: Controller) -> None:
-    """That terms and rows of a cost may deviate differently from their profile."""
+def share_deviations(controller: Controller) -> None:
+    """Let all terms and rows of a cost deviate from their profile by one factor."""
     for belief in controller._evidence.latency.memory[:2]:
         prior, covariance = belief[1], belief[3]
         prior[..., :TERMS, :TERMS] = COMMON_VARIANCE
@@ -82,52 +82,52 @@ def own_deviations(controller: Controller) -> None:
         covariance[:] = prior
 
 
-def lowered_lambda(controller: Controller) -> None:
-    """That lambda is brought down to what the best choice reaches."""
+def stop_lowering_lambda(controller: Controller) -> None:
+    """Search at the lambda of measured goodput, even if no choice reaches it."""
     search = controller._propose._search
 
-    def best(batch: Any, closed: Any = EVERY_GAP, lambda_over_plain: float | None = None) -> Any:
+    def best_at_same_lambda(batch: Any, closed: Any = EVERY_GAP, lambda_over_plain: float | None = None) -> Any:
         return search._at(lambda_over_plain or controller._evidence.goodput.ratio, batch, closed)
 
-    search.best = best  # type: ignore[method-assign]
+    search.best = best_at_same_lambda  # type: ignore[method-assign]
 
 
-def switching_off(controller: Controller) -> None:
-    """That speculation is switched off after probes found that it loses."""
+def never_switch_off(controller: Controller) -> None:
+    """Let speculation go on after probes found that it loses."""
     trials = controller._evidence.trials
     trials._judge = lambda: trials.speedup.verdict(for_slo=False)  # type: ignore[assignment, method-assign]
 
 
-def ageing(controller: Controller) -> None:
+def stop_ageing(controller: Controller) -> None:
     controller._evidence.acceptance.age = lambda _time: None  # type: ignore[assignment, method-assign]
 
 
-def measured_goodput(controller: Controller) -> None:
-    """lambda is the modelled goodput of plain decoding."""
-    after_each_step(controller, controller._evidence.goodput.__init__)  # type: ignore[misc]
+def use_modelled_goodput(controller: Controller) -> None:
+    """Take the modelled goodput of plain decoding as lambda."""
+    undo_after_each_step(controller, controller._evidence.goodput.__init__)  # type: ignore[misc]
 
 
-def probes(controller: Controller) -> None:
+def stop_probes(controller: Controller) -> None:
     controller._evidence.trials.probes = lambda *_, **__: False  # type: ignore[method-assign]
 
 
-def exploration(controller: Controller) -> None:
+def stop_exploration(controller: Controller) -> None:
     controller._evidence.trials.may_explore = lambda **_: False  # type: ignore[method-assign]
 
 
-def gating(controller: Controller) -> None:
-    """That a drafter which is passed over reads nothing."""
+def never_disable(controller: Controller) -> None:
+    """Keep up the caches of drafters that are not chosen."""
     controller._propose._kv.note_use = lambda _choice: None  # type: ignore[assignment, method-assign]
 
 
-def filling_gaps(controller: Controller) -> None:
-    """That a draft model is fed what it missed."""
+def leave_gaps(controller: Controller) -> None:
+    """Leave a draft model's KV gaps open."""
     search = controller._propose._search
     controller._propose._kv.choose = lambda batch: (search.best(batch, nothing_fed(batch)), nothing_fed(batch))  # type: ignore[method-assign]
 
 
-def second_rank(controller: Controller) -> None:
-    """That a request whose lookup finds nothing is served by a model that runs anyway."""
+def drop_second_rank(controller: Controller) -> None:
+    """Give a request no model where its lookup finds nothing."""
     planned = controller.plan_draft
 
     def plan_draft(batch: Any) -> Any:
@@ -138,15 +138,24 @@ def second_rank(controller: Controller) -> None:
 
 
 SWITCHES: Mapping[str, Callable[[Controller], None]] = {
-    system.__name__.replace("_", " "): system
-    for system in (
-        correction_of_target, correction_of_drafts, own_deviations, factors, ageing, measured_goodput, lowered_lambda,
-        probes, switching_off, exploration, gating, filling_gaps, second_rank,
-    )
-}  # fmt: skip
+    "correction of target": stop_correcting_target,
+    "correction of drafts": stop_correcting_drafts,
+    "own deviations": share_deviations,
+    "factors": ignore_request_factors,
+    "ageing": stop_ageing,
+    "measured goodput": use_modelled_goodput,
+    "lowered lambda": stop_lowering_lambda,
+    "probes": stop_probes,
+    "switching off": never_switch_off,
+    "exploration": stop_exploration,
+    "disabling": never_disable,
+    "filling gaps": leave_gaps,
+    "second rank": drop_second_rank,
+}
+"""Mechanism -> what takes it out of a controller."""
 
 
-def without(system: System, switch: Callable[[Controller], None] | None) -> System:
+def switch_off(system: System, switch: Callable[[Controller], None] | None) -> System:
     def build(case: Case, seed: int) -> Policy:
         controller = system.build(case, seed)
         assert isinstance(controller, Controller)
@@ -165,7 +174,7 @@ class Cell:
     name: str
     system: System
     measure: Callable[[System, int], float]
-    """System, seed -> a figure that is the better the larger."""
+    """System, seed -> a figure (higher is better)."""
 
 
 def cells() -> Iterable[Cell]:
@@ -177,18 +186,18 @@ def cells() -> Iterable[Cell]:
         (L40S, 0.5, 32),
         (CPU, None, 8),
     ):
-        yield static(name, acceptance, requests, ours())
-    for title, distort in (("knee off", wrong_models.knee_off), ("expensive drafts", wrong_models.expensive_drafts)):
-        yield static(A100, 0.7, 32, ours(distort=distort), f", {title}")
+        yield static(name, acceptance, requests, loop_system())
+    for title, distort in (("knee off", wrong_models.move_knee), ("expensive drafts", wrong_models.understate_drafts)):
+        yield static(A100, 0.7, 32, loop_system(distort=distort), f", {title}")
     point = Point(Case(A100, 0.7), 32)
-    yield Cell(f"{point}, not all of a step reported", ours(), partial(_unreported, point))
+    yield Cell(f"{point}, not all of a step reported", loop_system(), partial(_measure_unreported, point))
     for shift in (*plan.shifts(replace(plan.DEFAULT, worlds=(H200,)))[:2], *plan.shifts(plan.DEFAULT)[4:5]):
-        yield Cell(f"{shift.name}, {shift.case}", ours(), partial(_shifted, shift))
+        yield Cell(f"{shift.name}, {shift.case}", loop_system(), partial(_measure_shift, shift))
     for mixed, name in plan.MIXED:
         case = Case(name, mix=mixed)
-        yield Cell(f"{case}, 8 requests", ours(), partial(_pooled, case))
+        yield Cell(f"{case}, 8 requests", loop_system(), partial(_measure_pool, case))
     for mix in plan.mixes(plan.DEFAULT)[:1]:
-        yield Cell(f"{SLO_MIX}, {mix.case}", ours(classes=mix.targets), partial(_attained, mix))
+        yield Cell(f"{SLO_MIX}, {mix.case}", loop_system(classes=mix.targets), partial(_measure_attainment, mix))
 
 
 def static(name: str, acceptance: float | None, requests: int, system: System, title: str = "") -> Cell:
@@ -196,21 +205,21 @@ def static(name: str, acceptance: float | None, requests: int, system: System, t
     return Cell(f"{point}{title}", system, lambda variant, seed: static_load.measure(point, variant, [seed])[0])
 
 
-def _unreported(point: Point, system: System, seed: int) -> float:
-    return static_load.measure(point, wrong_models.unreported(system), [seed])[0]
+def _measure_unreported(point: Point, system: System, seed: int) -> float:
+    return static_load.measure(point, wrong_models.hide_times(system), [seed])[0]
 
 
-def _shifted(shift: phases.Shift, system: System, seed: int) -> float:
+def _measure_shift(shift: phases.Shift, system: System, seed: int) -> float:
     load = phases.load(shift, seed)
     speed = phases.speeds(shift, load, run(shift.case, system, load, seed))
     return float(np.exp(np.log(speed) @ shift.shares()))
 
 
-def _pooled(case: Case, system: System, seed: int) -> float:
+def _measure_pool(case: Case, system: System, seed: int) -> float:
     return run(case, system, pool.load(case, 8, seed), seed).goodput
 
 
-def _attained(mix: slo_mix.Mix, system: System, seed: int) -> float:
+def _measure_attainment(mix: slo_mix.Mix, system: System, seed: int) -> float:
     return mix.measure(system, mix.coarse[4], [seed])[0].share
 
 
@@ -223,14 +232,19 @@ def all_cells() -> tuple[Cell, ...]:
 
 
 def figure(cell: int, switch: str | None, seed: int) -> float:
-    """Goodput, speed or attainment of one load. switch: what is off; None: the whole loop."""
+    """Measure goodput, speed or attainment of one load. switch: what is off; None: the whole loop."""
     measured_cell = all_cells()[cell]
-    system = without(measured_cell.system, None if switch is None else SWITCHES[switch])
+    system = switch_off(measured_cell.system, None if switch is None else SWITCHES[switch])
     return measured_cell.measure(system, seed)
 
 
-def measured(switches: Sequence[str], seeds: int, minutes: float, processes: Executor) -> dict[str, dict[str, float]]:
-    """Switch -> load -> with it off / the whole loop, geometric mean over the seeds. No load starts after `minutes`."""
+def measure_ratios(
+    switches: Sequence[str], seeds: int, minutes: float, processes: Executor
+) -> dict[str, dict[str, float]]:
+    """Return switch -> load -> figure with it off / figure of the whole loop, geometric mean over the seeds.
+
+    No load starts after `minutes`.
+    """
     ratios: dict[str, dict[str, float]] = {name: {} for name in switches}
     ends_at = time.monotonic() + 60 * minutes
     for number, cell in enumerate(all_cells()):
@@ -250,7 +264,7 @@ def measured(switches: Sequence[str], seeds: int, minutes: float, processes: Exe
 def table(ratios: Mapping[str, Mapping[str, float]]) -> str:
     """Return the Markdown of docs/explanation/control-loop.md. The load with SLO classes is left out: with one seed its
     attainment varies by a quarter whatever is off."""
-    rows = {name: _without_slo_mix(row) for name, row in ratios.items()}
+    rows = {name: _drop_slo_mix(row) for name, row in ratios.items()}
     loads = len(next(iter(rows.values())))
     lines = [f"{loads} of {len(all_cells())} loads.", "", "| off | off / whole, geometric mean | lowest | highest |"]
     lines.append("|---|---|---|---|")
@@ -261,7 +275,7 @@ def table(ratios: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def _without_slo_mix(row: Mapping[str, float]) -> dict[str, float]:
+def _drop_slo_mix(row: Mapping[str, float]) -> dict[str, float]:
     return {cell: ratio for cell, ratio in row.items() if not cell.startswith(SLO_MIX)}
 
 
@@ -275,7 +289,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.tables:
         with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
-            ratios = measured(options.only, options.seeds, options.minutes, processes)
+            ratios = measure_ratios(options.only, options.seeds, options.minutes, processes)
         kept = {name: row for name, row in json.loads(RESULT.read_text())["ratios"].items() if name in SWITCHES}
         RESULT.write_text(json.dumps({"seeds": options.seeds, "ratios": kept | ratios}, indent=1) + "\n")
     print(table(json.loads(RESULT.read_text())["ratios"]))

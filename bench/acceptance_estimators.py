@@ -61,7 +61,7 @@ class Estimator(Protocol):
 
 
 class CountsEstimator:
-    """The core's own."""
+    """The control core's estimator."""
 
     def __init__(self) -> None:
         settings = Settings((Drafter("drafter"),), DEPTHS, REQUESTS, hot=HotSettings(max_draft_tokens=DEPTHS))
@@ -200,7 +200,7 @@ def halves(recording: Recording, seed: int) -> tuple[Sequence[int], Sequence[int
     return answers[: len(answers) // 2], answers[len(answers) // 2 :]
 
 
-def fitted(loads: Sequence[Sequence[Trials]]) -> Variances:
+def fit_variances(loads: Sequence[Sequence[Trials]]) -> Variances:
     """Return the variances of the lowest mean log loss over the loads."""
     return min(GRID, key=lambda variances: sum(score(OffsetEstimator(variances), load).log_loss for load in loads))
 
@@ -213,7 +213,7 @@ def main() -> None:
             name: [list(steps(recording, drafter, part)) for part in parts[name]]
             for name, (recording, drafter) in drafters().items()
         }
-        variances = fitted([fit for fit, _ in loads.values()])
+        variances = fit_variances([fit for fit, _ in loads.values()])
         for name, (_, held_out) in loads.items():
             rows[name]["counts"].append(score(CountsEstimator(), held_out))
             rows[name]["offset"].append(score(OffsetEstimator(variances), held_out))

@@ -44,7 +44,7 @@ from outrider_runtime.simulate.worlds.world import BlockPass, Passes
 from bench.real_cores import TOKENS, prepare_process, prompts
 from bench.replay.pool import load
 from bench.replay.settings import BLOCK as BLOCK_TRAIT
-from bench.replay.settings import LONGEST, SLOTS, TRAITS, Case, plain, profile, setting
+from bench.replay.settings import LONGEST, SLOTS, TRAITS, Case, plain_decoding, profile, setting
 
 RESULTS = Path(__file__).parent / "results" / "block_members.json"
 BATCHES = (1, 8)
@@ -94,7 +94,7 @@ class Toggled:
         assert self._lookahead_tokens
 
     def host(self, *, block: bool) -> None:
-        """Have the worker, the target and the scheduler know the block drafter, or not."""
+        """Put the block drafter into the worker, the target and the scheduler, or take it out."""
         if block:
             self._members[self._number] = self._member
         else:
@@ -139,12 +139,12 @@ def planted_draft(folder: Path) -> Path:
 
 
 def groups(rng: random.Random) -> Iterator[str]:
-    """Each arm once, in random order; again and again."""
+    """Yield each arm once, in random order; again and again."""
     while True:
         yield from rng.sample(ARMS, len(ARMS))
 
 
-def measured(engine: Toggled, batch: int, rounds: int) -> list[dict[str, Any]]:
+def measure_arms(engine: Toggled, batch: int, rounds: int) -> list[dict[str, Any]]:
     """Return milliseconds of CPU time of a step, and ratios within a group, by arm."""
     rng, grouped, fed = random.Random(0), list[dict[str, float]](), list[float]()
     for number in range(rounds + 1):
@@ -184,7 +184,7 @@ def _ratio(ratios: Sequence[float]) -> dict[str, Any]:
 # -- decided ----------------------------------------------------------------------------------------------------------
 
 
-def decided(rounds: int) -> list[dict[str, Any]]:
+def time_decisions(rounds: int) -> list[dict[str, Any]]:
     """Return microseconds of thread CPU time of the loop's decisions in a step, with and without an idle drafter."""
     rows = []
     for requests in BATCHES:
@@ -199,7 +199,7 @@ def decided(rounds: int) -> list[dict[str, Any]]:
                 )  # fmt: skip
                 if BLOCK_TRAIT in pool:
                     policy.suspend(BLOCK_TRAIT, "it is to be idle")
-                engine = ReplayEngine(setting(case, plain()), load(case, requests, seed), policy)
+                engine = ReplayEngine(setting(case, plain_decoding()), load(case, requests, seed), policy)
                 engine.run()
                 if seed:  # the first round compiles
                     decision_us[pool].append(1e6 * policy.state().decision_s / len(engine.log.step_s))
@@ -211,8 +211,8 @@ def decided(rounds: int) -> list[dict[str, Any]]:
 # -- profiled ---------------------------------------------------------------------------------------------------------
 
 
-def profiled(name: str) -> list[dict[str, Any]]:
-    """Feeding / plain step in a composed world, by batch, as its fitted profile has it."""
+def predict_feeding(name: str) -> list[dict[str, Any]]:
+    """Return the ratio (feeding + plain step) / plain step in a composed world, by batch, from its fitted profile."""
     world = worlds.load(name)
     head = world.drafters["eagle"]
     assert isinstance(head, Passes)
@@ -235,10 +235,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 8")
     options = parser.parse_args()
-    of_worlds = [row for name in WORLDS for row in profiled(name)]
-    decisions = decided(3)
+    of_worlds = [row for name in WORLDS for row in predict_feeding(name)]
+    decisions = time_decisions(3)
     engine = Toggled()
-    rows = [row for batch in BATCHES for row in measured(engine, batch, options.rounds)]
+    rows = [row for batch in BATCHES for row in measure_arms(engine, batch, options.rounds)]
     document = {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
         "bars": {IDLE: IDLE_BAR, FED: FED_BAR}, "measured": rows, "decided": decisions, "profiled": of_worlds,

@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-def measured(name: str, batch: int) -> Row:
+def measure_gain(name: str, batch: int) -> Row:
     case, gains, requests, began_s = CASES[name], list[float](), 0.0, time.thread_time()
     for seed in range(SEEDS):
         percent, ahead = case.candidate_percent, case.is_asynchronous
@@ -75,7 +75,7 @@ def main() -> None:
     for name in names:
         rows[name] = []
         for batch in CASES[name].batches:
-            rows[name].append(measured(name, batch))
+            rows[name].append(measure_gain(name, batch))
             print(rows[name][-1], flush=True)
         RESULT.write_text(json.dumps([row for name in CASES for row in rows[name]], indent=1) + "\n")
 

@@ -1,9 +1,9 @@
-"""Requests that a canary takes for its verdict, and how often that is false: `python -m bench.canary_requests`.
+"""Requests that a canary takes for its verdict, and how often the verdict is wrong: `python -m bench.canary_requests`.
 
-A request has a length (log-normal, coefficient of variation 1), an acceptance of its own (tokens per step, 0.2) and a
-price a step that differs with the moment (0.5), as the time of a plain step does. A candidate gives its requests more
-tokens a step by its gain. Each canary is looked at after every tenth request. With `--long-percent` so many requests
-are 30 times as long and get 3 times the tokens a step, as when a text is copied.
+Lengths, tokens per step and the moment's step time are log-normal, with coefficients of variation 1, 0.2 and 0.5; the
+moment scales the time of a plain step and the price of a step alike. A candidate's requests get 1 + gain times the
+tokens per step. Each canary is judged after every tenth request. With `--long-percent`, that share of the requests is
+30 times as long and gets 3 times the tokens per step, as when a text is copied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def arm(rng: np.random.Generator, requests: int, gain: float, long_share: float = 0.0) -> tuple[Floats, Floats]:
-    """(seconds of plain decoding, price in seconds) of each request."""
+    """Draw (seconds of plain decoding, price in seconds) of each request."""
     is_long = rng.random(requests) < long_share if long_share else np.zeros(requests, bool)
     lengths = _log_normal(rng, requests, MEAN_TOKENS, LENGTH_CV) * np.where(is_long, LONG_LENGTH, 1.0)
     tokens = np.maximum(1.0, np.round(lengths))
@@ -50,7 +50,7 @@ def arm(rng: np.random.Generator, requests: int, gain: float, long_share: float 
 
 
 def sums(plain_s: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[ArmCounters]:
-    """Sums after each number of requests in `looks`."""
+    """Return the sums after each number of requests in `looks`."""
     columns = (plain_s, price_s, plain_s**2, price_s**2, plain_s * price_s)
     rows = np.stack([np.cumsum(column)[looks - 1] for column in columns], axis=1)
     return [_arm_sums(int(count), *map(float, row)) for count, row in zip(looks, rows, strict=True)]
@@ -65,7 +65,7 @@ def _arm_sums(count: int, x: float, y: float, xx: float, yy: float, xy: float) -
 def canary(
     rng: np.random.Generator, gain: float, line: float, looks: NDArray[np.int64], long_share: float = 0.0
 ) -> Outcome:
-    """One canary, from its first look, which is at minRequests, to its verdict or its last look."""
+    """Run one canary from its first look, at minRequests, to its verdict or its last look."""
     stable = sums(*arm(rng, int(looks[-1]), 0.0, long_share), looks)
     candidate = sums(*arm(rng, int(looks[-1]), gain, long_share), looks)
     for count, arms in zip(looks, map(Arms, stable, candidate), strict=True):

@@ -1,4 +1,4 @@
-"""Compares a composed world with an independent measurement of the same GPU.
+"""Compare a composed world with an independent measurement of the same GPU.
 
     python -m bench.check_world FOLDER
 
@@ -24,9 +24,9 @@ CONTEXTS = (128, 512, 1024, 2048, 4096)
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
 
 
-def measured(folder: Path) -> tuple[dict[int, float], dict[int, float], dict[tuple[int, int], float]]:
-    """Milliseconds of all layers: matrix products and what goes with them by tokens, the output layer by tokens,
-    attention by requests and context."""
+def read_measurements(folder: Path) -> tuple[dict[int, float], dict[int, float], dict[tuple[int, int], float]]:
+    """Read milliseconds of all layers: of matrix products by tokens, of the output layer by tokens, and of attention by
+    requests and context."""
     dense = _table(folder / "dense.csv", "layer", "tokens")
     sequence = _table(folder / "per_sequence.csv", "layer", "sequences")
     layers = LLAMA_8B.layers
@@ -47,9 +47,9 @@ def _table(path: Path, name: str, axis: str) -> dict[tuple[str, int], float]:
 
 
 def errors(folder: Path) -> dict[str, list[float]]:
-    """Composed by measured, less 1: of tokens, of attention, and of whole steps of plain decoding."""
+    """Return composed / measured - 1: of matrix products, of attention, and of whole steps of plain decoding."""
     kernels = Kernels(LLAMA_8B, SYSTEM, 1)
-    tokens, logits, attention = measured(folder)
+    tokens, logits, attention = read_measurements(folder)
     points = [(n, context) for n in BATCHES for context in CONTEXTS if (n, context) in attention]
     steps = {point: kernels.decode(*point) for point in points}
     return {

@@ -1,12 +1,12 @@
-"""What `outrider_demand_replicas` says of a load, against the pods that the replay says it takes.
+"""Compare `outrider_demand_replicas` with the pods that a load takes in the replay.
 
     python -m bench.demand
 
 writes results/demand.json and docs/images/demand.png (with matplotlib). A pod of examples/llama-h200.yaml runs in the
 replay, with the loop and its noisy profile, at Poisson loads. Its capacity is the rate at which the replay's mean TPOT
 passes the limit, interpolated between runs: a load of r requests/s takes r / capacity pods. The estimate is the
-operator's own `capacity`, of the profile and of the loop's counters in a window: all steps of the run. An estimate /
-replayed pods above 1 scales up early. Without slopes, all that steps took above the profile is the requests' own.
+operator's own `capacity`, from the profile and the loop's counters over all steps of the run. If estimate / replayed
+pods is above 1, the service scales up early. Without slopes, all time above the profile counts as the requests' own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOADS = {
     Lengths(512, 256): (2.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0, 36.0, 40.0, 48.0, 54.0, 60.0),
     Lengths(2000, 200): (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0),
 }
-"""Requests/s of each load: the second is of long prompts."""
+"""Requests/s of each load; the second load has long prompts."""
 TPOTS_MS = (5.0, 8.0, 12.0)
 DURATION_S = 40.0
 
@@ -53,9 +53,9 @@ class Point:
     tpot_limit_ms: float
     rate_per_s: float
     replayed: float
-    """Pods that the replay says the load takes."""
+    """Pods that the load takes in the replay."""
     estimate: float | None
-    """Pods that the operator says; None where it says nothing."""
+    """Pods that the operator estimates; None if it gives no estimate."""
     without_slopes: float | None
     batch: float
     tpot_ms: float
@@ -94,14 +94,14 @@ def _profile(deployment: Deployment, seed: int) -> TargetProfile:
 
 
 def mean_tpot_ms(engine: ReplayEngine) -> float:
-    """A request's time from its first token / its further tokens, in ms, as a mean."""
+    """Return the mean over requests of time from the first token / further tokens, in ms."""
     requests = engine.requests
     tpot_s = (requests.done_s - requests.first_s) / np.maximum(1, requests.load.output - 1)
     return 1000 * float(tpot_s.mean())
 
 
 def window(engine: ReplayEngine) -> WindowCounts:
-    """What the operator has of these steps."""
+    """Return the counts that the operator would have of these steps."""
     assert isinstance(engine.policy, Controller)
     tally = engine.policy.state().tally
     counted = ServiceCounters(
@@ -114,7 +114,7 @@ def window(engine: ReplayEngine) -> WindowCounts:
 
 
 def capacity_per_s(rates_per_s: Sequence[float], tpots_ms: Sequence[float], limit_ms: float) -> float | None:
-    """The rate at which the mean TPOT passes the limit; None if it does at none, or at the first."""
+    """Return the rate at which the mean TPOT passes the limit; None if no rate does, or already the first."""
     after = next((index for index, tpot_ms in enumerate(tpots_ms) if tpot_ms > limit_ms), 0)
     if not after:
         return None
@@ -167,7 +167,7 @@ def _draw(measured: list[Point]) -> None:
 
     figure, axes = pyplot.subplots(figsize=(5, 4))
     for (lengths, line), tpot_ms in itertools.product(zip(LOADS, ("o-", "x--"), strict=True), TPOTS_MS):
-        drawn = [point for point in measured if _is_of(point, lengths, tpot_ms) and point.estimate is not None]
+        drawn = [point for point in measured if _belongs_to(point, lengths, tpot_ms) and point.estimate is not None]
         replayed, estimates = [point.replayed for point in drawn], [point.estimate for point in drawn]
         axes.plot(replayed, estimates, line, label=f"TPOT {tpot_ms:g} ms, prompts of {lengths.prompt}")
     most = max(point.replayed for point in measured)
@@ -179,7 +179,7 @@ def _draw(measured: list[Point]) -> None:
     figure.savefig(PICTURE, dpi=120)
 
 
-def _is_of(point: Point, lengths: Lengths, tpot_ms: float) -> bool:
+def _belongs_to(point: Point, lengths: Lengths, tpot_ms: float) -> bool:
     return point.prompt_tokens == lengths.prompt and point.tpot_limit_ms == tpot_ms
 
 

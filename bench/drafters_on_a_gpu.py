@@ -1,4 +1,4 @@
-"""What must be seen of the drafters of 2026 on a GPU: six checks of a pool with DFlash, DSpark, EAGLE-3 and MTP.
+"""Six checks on a GPU of a pool with DFlash, DSpark, EAGLE-3 and MTP.
 
     python -m bench.drafters_on_a_gpu [--cpu] [--only starts times ...]
 
@@ -6,11 +6,11 @@ writes results/drafters_on_a_gpu.json, a check at a time. Targets and drafts are
 (`tests.engine.planted_models`): mechanics, graphs and memory are real, acceptance says nothing of published drafts.
 `--cpu` is for a trial without a GPU.
 
-starts    DFlash, DSpark, EAGLE-3, a draft model and a lookup in one engine: graphs of each, greedy answers with lengths
-          by turns and plain ones
+starts    DFlash, DSpark, EAGLE-3, a draft model and a lookup in one engine: graphs of each, and whether greedy answers
+          are those of plain decoding when the drafters take turns
 times     milliseconds of an idle step, of one that feeds a block drafter (at most 2% more), of its block at the least
-          and the most tokens (alike within 3%), and the share of steps in whole graphs
-replay    proposals after fed and shortened steps, ten rounds, and those of the same passes without graphs
+          and the most tokens (equal within 3%), and the share of steps in whole graphs
+replay    whether proposals after fed and shortened steps, in ten rounds, are those of the same passes without graphs
 memory    bytes of weights, and of KV a token, of each draft; what is reserved on the device
 gaps      tokens accepted of each proposal: with a whole context, after 16 skipped steps, on a restored prefix
 hybrid    a target with layers that keep a state, MTP and DFlash: KV groups, restored tokens, equal answers
@@ -36,10 +36,10 @@ MOST = 3
 SKIPPED_STEPS = 16
 ROUNDS = 10
 IN_16_BITS = ("--dtype=bfloat16",)
-"""What GPUs serve in. On a CPU the hybrid needs it; the others keep whole numbers of float32, which are comparable."""
+"""GPUs serve in 16 bits. On a CPU only the hybrid needs it; in float32 the others' planted weights stay exact."""
 PROMPT = "The old lighthouse keeper counted the waves: one, two, three, four, one, two. " * 8
 HYBRID_REPEATS = 4
-"""Length of the hybrid's prompts / others: pages of a state are long, and only whole ones are restored."""
+"""Length of the hybrid's prompts / that of others: pages of a state are long, and only whole ones are restored."""
 
 
 def prompts(count: int, repeats: int = 1) -> list[str]:
@@ -49,12 +49,12 @@ def prompts(count: int, repeats: int = 1) -> list[str]:
 # -- orders of a step -------------------------------------------------------------------------------------------------
 
 
-def nothing(_step: int, _requests: list[str], order: Any) -> Any:
+def order_nothing(_step: int, _requests: list[str], order: Any) -> Any:
     return order
 
 
-def alone(member: int, tokens: int, skipped: int = 0) -> Callable[..., Any]:
-    """One member at each step, after so many steps without; 0 tokens: it is fed."""
+def order_alone(member: int, tokens: int, skipped: int = 0) -> Callable[..., Any]:
+    """Order one member at each step after the first `skipped`; with 0 tokens it is only fed."""
 
     def give(step: int, _requests: list[str], order: Any) -> Any:
         if step >= skipped:
@@ -73,23 +73,24 @@ def starts(engine: Any) -> dict[str, Any]:
     from tests.engine.test_block_drafts import by_turns
 
     texts = prompts(20)
-    plain, drafted = engine.run(texts, nothing), engine.run(texts, by_turns, arrive_every=2)
+    plain, drafted = engine.run(texts, order_nothing), engine.run(texts, by_turns, arrive_every=2)
     failed = [report.failures for _, report in engine.orders_and_reports if report.failures]
-    return {"leftOut": engine.failures, "graphs": graphs(engine), "failures": failed} | equal(plain, drafted)
+    return {"leftOut": engine.failures, "graphs": graphs(engine), "failures": failed} | compare_answers(plain, drafted)
 
 
 def times(engine: Any) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for batch in (size for size in BATCHES if size <= engine.scheduler.max_num_running_reqs):
         texts = prompts(batch)
-        row = {"idleMs": step_ms(engine, texts, nothing)}
+        row = {"idleMs": step_ms(engine, texts, order_nothing)}
         for number in members(engine, "block"):
             name = engine.names[number]
             row |= {
-                f"{name} {tokens} tokens Ms": step_ms(engine, texts, alone(number, tokens)) for tokens in (0, 1, MOST)
+                f"{name} {tokens} tokens Ms": step_ms(engine, texts, order_alone(number, tokens))
+                for tokens in (0, 1, MOST)
             }
-            with counted_graphs(engine) as whole:
-                engine.run(texts, alone(number, MOST))
+            with count_graphs(engine) as whole:
+                engine.run(texts, order_alone(number, MOST))
             row[f"{name} whole graphs"] = round(whole["target"] / len(engine.orders_and_reports), 3)
         results[f"{batch} requests"] = row
     return results
@@ -122,10 +123,10 @@ def memory(engine: Any) -> dict[str, Any]:
 def gaps(engine: Any) -> dict[str, Any]:
     texts, results = prompts(4), {}
     for number in members(engine, "block", "head"):
-        whole = accepted(engine, engine.run(texts, alone(number, MOST)), number)
-        after_gap = accepted(engine, engine.run(texts, alone(number, MOST, SKIPPED_STEPS)), number)
-        engine.run(texts, nothing)
-        restored = accepted(engine, engine.run(texts, alone(number, MOST), keep_prefixes=True), number)
+        whole = mean_accepted(engine, engine.run(texts, order_alone(number, MOST)), number)
+        after_gap = mean_accepted(engine, engine.run(texts, order_alone(number, MOST, SKIPPED_STEPS)), number)
+        engine.run(texts, order_nothing)
+        restored = mean_accepted(engine, engine.run(texts, order_alone(number, MOST), keep_prefixes=True), number)
         results[engine.names[number]] = {
             "whole": whole,
             f"after {SKIPPED_STEPS} steps": after_gap,
@@ -138,21 +139,21 @@ def hybrid(engine: Any) -> dict[str, Any]:
     from tests.engine.test_block_drafts import everything
 
     texts = prompts(4, HYBRID_REPEATS)
-    plain, drafted = engine.run(texts, nothing), engine.run(texts, everything)
+    plain, drafted = engine.run(texts, order_nothing), engine.run(texts, everything)
     again = engine.run(texts, everything, keep_prefixes=True)
     specs = [group.kv_cache_spec for group in engine.scheduler.kv_cache_config.kv_cache_groups]
     return {
         "leftOut": engine.failures, "kvGroups": {type(spec).__name__: spec.block_size for spec in specs},
-        "restoredTokens": sum(engine.restored_tokens), **equal(plain, drafted),
-        "equalOnPrefixes": equal(plain, again),
+        "restoredTokens": sum(engine.restored_tokens), **compare_answers(plain, drafted),
+        "equalOnPrefixes": compare_answers(plain, again),
     }  # fmt: skip
 
 
 # -- what they share --------------------------------------------------------------------------------------------------
 
 
-def equal(plain: Sequence[list[int]], drafted: Sequence[list[int]]) -> dict[str, Any]:
-    """Equal answers, and equal first tokens of all: in 16 bits ties may part two answers that are both right."""
+def compare_answers(plain: Sequence[list[int]], drafted: Sequence[list[int]]) -> dict[str, Any]:
+    """Count equal answers, and average the equal first tokens: in 16 bits a tie may part two answers that are right."""
     pairs = list(zip(plain, drafted, strict=True))
     common = [
         next((at for at, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), len(pair[0])) for pair in pairs
@@ -161,7 +162,7 @@ def equal(plain: Sequence[list[int]], drafted: Sequence[list[int]]) -> dict[str,
 
 
 def members(engine: Any, *kinds: str) -> list[int]:
-    """Numbers of the loaded members of these kinds, by the names that `POOL` and `HYBRID` give them."""
+    """List the numbers of the loaded members of these kinds; a member's kind is the first part of its name."""
     loaded = engine.runner.speculator._members
     return [number for number, name in enumerate(engine.names) if name.split("-")[0] in kinds and number in loaded]
 
@@ -173,7 +174,7 @@ def managers(member: Any) -> list[Any]:
 
 
 def graphs(engine: Any) -> dict[str, int]:
-    """Captured for the target and for each member."""
+    """Count the graphs captured for the target and for each member."""
     loaded = engine.runner.speculator._members
     counts = {
         engine.names[number]: sum(len(manager.graphs) for manager in managers(member))
@@ -184,7 +185,7 @@ def graphs(engine: Any) -> dict[str, int]:
 
 @contextmanager
 def eager(member: Any) -> Iterator[None]:
-    """The member's passes run without graphs."""
+    """Run the member's passes without graphs in this context."""
     captured = [manager for manager in managers(member) if manager._graphs_captured]
     for manager in captured:
         manager._graphs_captured = False
@@ -196,16 +197,16 @@ def eager(member: Any) -> Iterator[None]:
 
 
 @contextmanager
-def counted_graphs(engine: Any) -> Iterator[dict[str, int]]:
-    """Steps whose target ran in a whole graph."""
+def count_graphs(engine: Any) -> Iterator[dict[str, int]]:
+    """Count the steps in this context whose target ran in a whole graph."""
     counts, manager = {"target": 0}, engine.runner.cudagraph_manager
     run = manager.run_fullgraph
 
-    def counting(*arguments: Any, **keywords: Any) -> Any:
+    def run_and_count(*arguments: Any, **keywords: Any) -> Any:
         counts["target"] += 1
         return run(*arguments, **keywords)
 
-    manager.run_fullgraph = counting
+    manager.run_fullgraph = run_and_count
     try:
         yield counts
     finally:
@@ -213,22 +214,22 @@ def counted_graphs(engine: Any) -> Iterator[dict[str, int]]:
 
 
 def step_ms(engine: Any, texts: Sequence[str], give: Callable[..., Any]) -> float:
-    """The median step in which every request decodes."""
+    """Return the median duration of the steps in which every request decodes."""
     began_s, steps_s = time.perf_counter(), list[float]()
 
-    def before_step(_step: int) -> None:
+    def note_step_time(_step: int) -> None:
         nonlocal began_s
         moment_s = time.perf_counter()
         if len(engine.scheduler.scheduled) == len(texts):
             steps_s.append(moment_s - began_s)
         began_s = moment_s
 
-    engine.run(texts, give, before_step=before_step)
+    engine.run(texts, give, before_step=note_step_time)
     return round(1e3 * median(steps_s[2:]), 4)
 
 
-def accepted(engine: Any, answers: Sequence[list[int]], number: int) -> float:
-    """Tokens accepted of a proposal of this member."""
+def mean_accepted(engine: Any, answers: Sequence[list[int]], number: int) -> float:
+    """Return the mean number of tokens accepted of this member's proposals."""
     kept = list[int]()
     for (member, request, known), tokens in engine.scheduler.proposals.items():
         if member == number:
@@ -254,7 +255,7 @@ def pool(folder: Path) -> list[Any]:
     ]
 
 
-def of_hybrid(folder: Path) -> list[Any]:
+def hybrid_pool(folder: Path) -> list[Any]:
     from tests.engine import engines, planted_models
 
     return [
@@ -265,13 +266,13 @@ def of_hybrid(folder: Path) -> list[Any]:
 
 
 @contextmanager
-def started(check: str, folder: Path) -> Iterator[Any]:
+def start_engine(check: str, folder: Path) -> Iterator[Any]:
     from tests.engine import engines, planted_models
     from tests.engine.ordered import ordered
 
     made = folder / check
     if check == "hybrid":
-        target, drafters = planted_models.qwen3_next(made / "target", recurrent=(1, 2, 4)), of_hybrid(made)
+        target, drafters = planted_models.qwen3_next(made / "target", recurrent=(1, 2, 4)), hybrid_pool(made)
     else:
         target, drafters = engines.SMALL, pool(made)
     extra = IN_16_BITS if check == "hybrid" or engines.DEVICE != "cpu" else ()
@@ -298,8 +299,10 @@ def main() -> None:
     os.environ.setdefault("OUTRIDER_TEST_DEVICE_ARGUMENTS", "--enforce-eager" if options.cpu else "--max-num-seqs=64")
     results: dict[str, Any] = {}
     engines = [["hybrid"] if "hybrid" in options.only else [], [name for name in options.only if name != "hybrid"]]
-    for names in filter(None, engines):  # the hybrid first: a mixture of experts wants a process without an engine
-        with tempfile.TemporaryDirectory() as folder, started(names[0], Path(folder)) as engine:
+    for names in filter(
+        None, engines
+    ):  # the hybrid first: a mixture of experts needs a process that had no engine before
+        with tempfile.TemporaryDirectory() as folder, start_engine(names[0], Path(folder)) as engine:
             for name in names:
                 results[name] = CHECKS[name](engine)
                 print(json.dumps({name: results[name]}), flush=True)

@@ -1,4 +1,4 @@
-"""Host time of an engine step by batch, as `bench.host_step` measured it, for whatever charges it."""
+"""Host time of an engine step by batch, as `bench.host_step` measured it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN, SPECULATING, LOOP = "plain", "speculating", "loop"
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds of vLLM's two calls of a step; straight between the batches that were measured, level beyond."""
+    """Seconds of vLLM's two calls of a step; linear between the measured batches, constant beyond them."""
 
     requests: tuple[int, ...]
     schedule_s: tuple[float, ...]
@@ -38,12 +38,12 @@ def host_costs(drafters: Collection[str], system: str) -> HostCosts:
 
 
 def added_us(drafters: Collection[str], part: str = "loop_us") -> tuple[tuple[int, float], ...]:
-    """Microseconds that the loop adds to a step, by batch. part: `stepper_us` in an engine that is not vLLM."""
+    """Read the microseconds that the loop adds to a step, by batch. part: `stepper_us` in engines other than vLLM."""
     return tuple((row["requests"], row[part]) for row in _rows(_pool(drafters)))
 
 
 def _pool(drafters: Collection[str]) -> str:
-    """The measured pool that stands for these drafters: a draft model's books cost most."""
+    """Choose the measured pool that stands for these drafters: bookkeeping for a draft model costs most."""
     return "lookup, draft model" if "draft" in drafters else "lookup, head"
 
 

@@ -34,8 +34,8 @@ from outrider_runtime.simulate.replay.engine import Setting
 from outrider_runtime.simulate.replay.workload import Lengths, draw_closed_load
 
 from bench.host_costs import MEASURED
-from bench.replay.settings import TRAITS, Case, ours, profile, recording_of, setting
-from bench.virtual_clock.engine import Stock, served
+from bench.replay.settings import TRAITS, Case, case_recording, loop_system, profile, setting
+from bench.virtual_clock.engine import Stock, serve
 
 POOLS = {
     "lookup, head": ("lookup", "eagle"),
@@ -54,8 +54,8 @@ STEPPER_CALLS = ("verify", "nothing_to_verify", "draft", "on_draft_reports", "on
 CORE_CALLS = ("plan_verify", "plan_draft", "observe", "release")
 
 
-class Enough(Exception):  # noqa: N818  # it ends a measurement
-    """All steps that are measured are over."""
+class Enough(Exception):  # noqa: N818  # ends a measurement, reports no error
+    """Raised after the last measured step."""
 
 
 class PartTimes:
@@ -67,7 +67,7 @@ class PartTimes:
         self.model_steps = 0
         """Steps in which a model drafted, among those that are measured."""
 
-    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def add_timing(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keywords: Any) -> Any:
             started = time.thread_time()
             try:
@@ -80,9 +80,9 @@ class PartTimes:
     def watch(self, core: Any) -> None:
         """Time the scheduler's two calls of every step; the call after the last step raises Enough."""
         scheduler = core.scheduler
-        schedule = self.timed(SCHEDULE, scheduler.schedule)
-        scheduler.schedule = lambda *arguments, **keywords: self._next(schedule, arguments, keywords)
-        scheduler.update_from_output = self.timed(UPDATE, scheduler.update_from_output)
+        schedule = self.add_timing(SCHEDULE, scheduler.schedule)
+        scheduler.schedule = lambda *arguments, **keywords: self._schedule_next(schedule, arguments, keywords)
+        scheduler.update_from_output = self.add_timing(UPDATE, scheduler.update_from_output)
         self._count_model_steps(core.model_executor.device)
 
     @property
@@ -102,7 +102,7 @@ class PartTimes:
     def mean_us(self, *parts: str) -> float:
         return 1e6 * sum(self.seconds[part] for part in parts) / (self.steps - WARM_STEPS)
 
-    def _next(self, schedule: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+    def _schedule_next(self, schedule: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         if self.steps == WARM_STEPS:
             self.seconds.clear()
             self.model_steps = 0
@@ -113,23 +113,23 @@ class PartTimes:
 
 
 @contextmanager
-def _loop_timed(times: PartTimes) -> Iterator[None]:
+def _time_loop(times: PartTimes) -> Iterator[None]:
     parts = [(STEPPER, Stepper, STEPPER_CALLS), (STEPPER, RequestTable, ("deliver",)), (CORE, Controller, CORE_CALLS)]
     with ExitStack() as stack:
         for part, owner, names in parts:
             for name in names:
-                stack.enter_context(mock.patch.object(owner, name, times.timed(part, getattr(owner, name))))
+                stack.enter_context(mock.patch.object(owner, name, times.add_timing(part, getattr(owner, name))))
         yield
 
 
 def part_times(replay_setting: Setting, requests: int, stock: Stock | None, model: Any, seed: int) -> PartTimes:
-    """The host's time in `STEPS` steps of a closed load. stock: None for the loop, which mounts `model`."""
+    """Measure the host's time in `STEPS` steps of a closed load. stock: None for the loop, which mounts `model`."""
     rng, times = np.random.default_rng([seed, 31]), PartTimes()
     count = (WARM_STEPS + STEPS) * requests // LEAST_STEPS_A_REQUEST + requests
-    load = draw_closed_load(requests, count, recording_of(CASE), None, rng, LENGTHS)
-    with _loop_timed(times):
+    load = draw_closed_load(requests, count, case_recording(CASE), None, rng, LENGTHS)
+    with _time_loop(times):
         try:
-            served(replay_setting, load, stock, model, asynchronous=True, watch=times.watch)
+            serve(replay_setting, load, stock, model, asynchronous=True, watch=times.watch)
         except Enough:
             return times
     raise RuntimeError(f"the load of {requests} requests ended before step {WARM_STEPS + STEPS}")
@@ -137,7 +137,7 @@ def part_times(replay_setting: Setting, requests: int, stock: Stock | None, mode
 
 def measure(pool: str, requests: int, rounds: int) -> dict[str, Any]:
     drafters = tuple(TRAITS[name] for name in POOLS[pool])
-    replay_setting = replace(setting(CASE, replace(ours(), loop=False)), drafters=drafters)
+    replay_setting = replace(setting(CASE, replace(loop_system(), loop=False)), drafters=drafters)
     model = profile(CASE.world, drafters, 0)
     first_model = next(drafter.name for drafter in drafters if drafter.passes)
     stocks = {"plain": Stock(), "speculating": Stock(first_model, STOCK_K), "loop": None}

@@ -5,14 +5,13 @@
 writes results/long_contexts.json, and docs/images/long_contexts.png (with matplotlib). One engine (vLLM with
 the loop, SmolLM2, float32, one thread) runs all: plain decoding, fixed draft lengths with a window of 512 tokens, and
 the closed loop, at each context and batch; then, at one of them, windows of 64 to 1,024 tokens, and windows of 512 with
-other sinks: whole pages of 32 tokens, so that 4, 16 and 32 are the same. They take turns, so that
-a noisy machine is noisy for all. The engine's clocks count the process's CPU time, so that other processes lengthen no
-step. CPU time is raw, one value a round; ratios are taken within a round. The texts are the topics of Python's own
-help.
+other sinks. Sinks are whole pages of 32 tokens, so 4, 16 and 32 are the same. The arms take turns, so that noise of
+the machine meets all of them. The engine's clocks count the process's CPU time, which other processes do not lengthen.
+CPU time is raw, one value per round; ratios are taken within a round. The texts are the topics of Python's own help.
 
 Before the cells the profiler measures that engine, as it does for a service, but in CPU time, uncorrected, and over the
-benchmark's own documents, which the prefix cache holds. The loop decides by this profile. What is predicted: a speed-up
-by the profile and by the tokens a step that were measured. So an error is the latency model's.
+benchmark's own documents, which the prefix cache holds. The loop decides by this profile. A predicted speed-up is made
+from the profile and the measured tokens per step, so its error is the latency model's.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results" / "long_contexts.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "long_contexts.png"
 CONTEXTS = (7500, 4000, 2000, 1000)
-"""The longest first: a run that is ended early has them."""
+"""The longest first, so that a run that is stopped early has them."""
 BATCHES = (1, 4, 8)
 WINDOWS = (64, 128, 256, 512, 1024)
 WINDOW = 512
@@ -99,8 +98,11 @@ DRAFTER = drafter(WINDOW)
 
 
 class LongContexts:
-    """The engine, and prompts that are beginnings of a few documents, so that the prefix cache reads them once. In a
-    batch one that comes again is a page shorter, and too many others lie between for a core's cache to have its KV."""
+    """The engine, and prompts that are beginnings of a few documents, so that each document is prefilled once.
+
+    A document that comes again in a batch is a page shorter. By then a core's cache no longer holds its KV, since other
+    documents were read in between.
+    """
 
     def __init__(self, bench: Any) -> None:
         self._bench, self._loop = bench, bench.loop
@@ -124,7 +126,7 @@ class LongContexts:
         self._bench.llm.llm_engine.step()
 
     def run(self, seen: Seen, tokens: int) -> None:
-        """So many tokens a request, after two steps in which all decode."""
+        """Decode `tokens` per request, counted after each request has two, and add the measurements to `seen`."""
         if seen.draft_tokens is None:
             self._loop.pin(None)
         else:
@@ -135,11 +137,11 @@ class LongContexts:
             engine.step()
             running = self._bench.scheduler.running
         self._bench.steps.clear()
-        before, steps, cpu_s = self._emitted(), 0, time.process_time()
-        while self._emitted() - before < tokens * seen.batch:
+        before, steps, cpu_s = self._count_emitted(), 0, time.process_time()
+        while self._count_emitted() - before < tokens * seen.batch:
             engine.step()
             steps += 1
-        cpu_s, emitted = time.process_time() - cpu_s, self._emitted() - before
+        cpu_s, emitted = time.process_time() - cpu_s, self._count_emitted() - before
         seen.cpu_ms.append(round(1000 * cpu_s / emitted, 3))
         seen.tokens_per_step.append(round(emitted / steps / seen.batch, 3))
         self._note(seen)
@@ -156,7 +158,7 @@ class LongContexts:
             for depth in outcome.forest.depth[outcome.accepted].tolist():
                 seen.accepted[depth - 1] += 1
 
-    def _emitted(self) -> int:
+    def _count_emitted(self) -> int:
         return sum(request.num_output_tokens for request in self._bench.scheduler.running)
 
     def _add(self, tokens: list[int]) -> str:
@@ -182,7 +184,7 @@ def cells(lengths: Sequence[int]) -> Iterator[list[Seen]]:
 
 
 def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
-    """Ends with the cell that is under way when the minutes are over. before: what an earlier run left."""
+    """Measure cells; the last one is under way when the minutes are over. before: results of an earlier run."""
     from tests.engine import engines
 
     os.environ.update(
@@ -198,8 +200,8 @@ def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
             if member.name != DRAFTER:
                 bench.loop._controller.suspend(member.name, "the loop chooses among k alone")
         long = LongContexts(bench)
-        profile = before.get("profile") or profiled(long, 60 * options.profile_minutes)
-        done = [cell_of(rows) for rows in before.get("cells", [])]
+        profile = before.get("profile") or measure_profile(long, 60 * options.profile_minutes)
+        done = [restore_cell(rows) for rows in before.get("cells", [])]
         keep(document(done, profile))
         bench.loop.replace_latency(latency_model(profile))
         for cell in cells(options.lengths):
@@ -228,9 +230,9 @@ def run_cell(bench: Any, long: LongContexts, cell: Sequence[Seen], rounds: int, 
 # -- the profile ----------------------------------------------------------------------------------------------------
 
 
-def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
-    """Costs of the target's steps and of the drafter's passes, as the profiler finds them. Reading prompts costs no
-    budget: the prefix cache has them."""
+def measure_profile(long: LongContexts, budget_s: float) -> dict[str, Any]:
+    """Measure the target's steps and the drafter's passes with the profiler. Prompts cost no budget: they are in the
+    prefix cache."""
     from outrider_runtime.profiler import driver, session
     from outrider_runtime.profiler.documents import fit_drafter, fit_target
     from outrider_runtime.profiler.engines.vllm_engine import VLLMEngine
@@ -257,12 +259,12 @@ def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
         "firstPass": asdict(passes.first_pass), "shapes": len(target.order) + len(drafter.order),
         "heldOutErrorPercent": [_percent(error for fit in fitted.values() for error in fit.errors),
                                 _percent(passes.errors)],
-        "visits": [visited(visit) for visit in (*target.visits, *drafter.visits)],
+        "visits": [describe_visit(visit) for visit in (*target.visits, *drafter.visits)],
     }  # fmt: skip
 
 
-def visited(visit: Any) -> dict[str, Any]:
-    """One look at a shape: milliseconds of each step that was measured."""
+def describe_visit(visit: Any) -> dict[str, Any]:
+    """Return the milliseconds of each step that a visit of a shape measured."""
     target = [round(1000 * seen.target_s, 2) for seen in visit.samples]
     draft = [round(1000 * seen.draft_s[DRAFTER], 2) for seen in visit.samples if DRAFTER in seen.draft_s]
     return {"shape": str(visit.point), "target_ms": target, "draft_ms": draft}
@@ -284,7 +286,7 @@ def latency_model(profile: dict[str, Any]) -> Any:
 
 @contextmanager
 def cpu_time(bench: Any) -> Iterator[None]:
-    """Scheduler and worker measure steps by it."""
+    """Have scheduler and worker measure steps in the process's CPU time."""
     from outrider_runtime.step_clock import HostClock
 
     class CPUTime(HostClock):
@@ -307,11 +309,11 @@ def speedup(seen: Seen, plain: Seen) -> float:
 
 
 def ratios(seen: Seen, plain: Seen) -> list[float]:
-    """One a round."""
+    """Return the speed-up of each round."""
     return [two / mine for mine, two in zip(seen.cpu_ms, plain.cpu_ms, strict=True)]
 
 
-# -- what the latency model says ------------------------------------------------------------------------------------
+# -- what the latency model predicts --------------------------------------------------------------------------------
 
 
 def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list[dict[str, Any]]:
@@ -325,7 +327,7 @@ def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list
             if not drafted:
                 continue
             plain_s, step_s = (even.seconds(_shape(seen.context, seen.batch, k)) for k in (0, drafted))
-            once = _shape(_read(seen), seen.batch, 0)
+            once = _shape(_tokens_read(seen), seen.batch, 0)
             step_s += draft.seconds(once, drafted)
             predicted.append(
                 {"context": seen.context, "batch": seen.batch, "draftTokens": drafted,
@@ -342,7 +344,7 @@ def _shape(context: float, batch: int, verified: int) -> Any:
     return Shape(context * batch, float(tokens), float(batch), context * tokens / 1000)
 
 
-def _read(seen: Seen) -> float:
+def _tokens_read(seen: Seen) -> float:
     from outrider_runtime.drafters import traits
 
     from tests.engine.engines import sparse_self
@@ -371,7 +373,7 @@ def row(seen: Seen, plain: Seen) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cell_of(rows: Sequence[dict[str, Any]]) -> list[Seen]:
+def restore_cell(rows: Sequence[dict[str, Any]]) -> list[Seen]:
     return [Seen(**{name: row[name] for name in Seen.__dataclass_fields__ if name in row}) for row in rows]
 
 

@@ -2,9 +2,9 @@
 
     BENCH_LOSSES=200 python -m bench.lost_leases
 
-Real cluster, real operator process, which gets a fifth of a core. Another holder takes the Lease at random moments of
-the first three seconds of a lead, in which the operator lists, observes and reconciles. Afterwards each service is
-changed; that is to be applied within a minute. Writes results/lost_leases.json.
+The cluster and the operator's process are real; the operator gets a fifth of a core. Another holder takes the Lease at
+random moments of the first three seconds of a lead, in which the operator lists, observes and reconciles. Then each
+service is changed: the bar is that all changes are applied within a minute. Writes results/lost_leases.json.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def measure(client: Client, operator: OperatorProcess, losses: int) -> dict[str,
         client.create(SERVICE, manifests.service(name, SERVICES, profiling={"mode": "Skip"}, replicas=0))
     wait_for("each service to be reconciled", lambda: not _behind(client))
     chance, began = random.Random(1), time.monotonic()
-    with throttled(operator):
+    with throttle_operator(operator):
         for number in range(1, losses + 1):
             lose(client, operator, number)
             time.sleep(chance.uniform(0.0, LONGEST_LEADERSHIP_S))
@@ -86,13 +86,13 @@ def measure(client: Client, operator: OperatorProcess, losses: int) -> dict[str,
 
 def lose(client: Client, operator: OperatorProcess, number: int) -> None:
     """Take the Lease, give it back once the operator has noticed, and wait until that leads again."""
-    _hold(client, "another")
+    _write_holder(client, "another")
     wait_for(f"loss {number}", lambda: operator.log_text().count("Lost the Lease") >= number, every_s=0.05)
-    _hold(client, "")
+    _write_holder(client, "")
     wait_for("the operator to lead", lambda: operator.log_text().count("Holding the Lease") > number, every_s=0.05)
 
 
-def _hold(client: Client, identity: str) -> None:
+def _write_holder(client: Client, identity: str) -> None:
     """Write the holder of the Lease, whatever the operator writes at the same time."""
     while True:
         try:
@@ -105,7 +105,7 @@ def _hold(client: Client, identity: str) -> None:
 
 
 @contextmanager
-def throttled(operator: OperatorProcess) -> Iterator[None]:
+def throttle_operator(operator: OperatorProcess) -> Iterator[None]:
     """Let the operator run for a share of the time."""
     over = threading.Event()
 
@@ -126,7 +126,7 @@ def throttled(operator: OperatorProcess) -> Iterator[None]:
 
 
 def _behind(client: Client) -> list[str]:
-    """Services whose spec is not reconciled yet."""
+    """List the services whose spec is not reconciled yet."""
     services = client.list(SERVICE, SERVICES)
     return [
         service["metadata"]["name"]
@@ -136,7 +136,7 @@ def _behind(client: Client) -> list[str]:
 
 
 def operate() -> None:
-    """The operator, which renews its Lease often: a loss is noticed within a tenth of a second of its own time."""
+    """Run the operator so that it renews its Lease often, and notices a loss within 0.1 s of its own time."""
     from outrider_operator.cluster import lease
     from outrider_operator.main import main as run
 

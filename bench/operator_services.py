@@ -1,9 +1,10 @@
-"""What many services cost the operator: how soon a burst of them and a change are answered, memory, writes, CPU.
+"""What many services cost the operator: delay of a burst and of a change, memory, writes, CPU.
 
     BENCH_SERVICES=200 python -m bench.operator_services
 
-Real cluster, real operator process. The services have no pods (`replicas: 0`) but for the first PODS, which run the
-stand-in: the machine's cores are the operator's and the API server's. Writes results/operator_services_<N>.json.
+The cluster and the operator's process are real. Only the first PODS services have a pod, which runs the runtime's
+stand-in; the others have `replicas: 0`, so that the cores are left to the operator and the API server. Writes
+results/operator_services_<N>.json.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ RESULTS = Path(__file__).parent / "results"
 SERVICES = "many"
 PODS = 4
 CHANGES = 100
-"""Services that are changed, one after the other, to see how soon that is applied."""
+"""Services that are changed one after the other; the delay until each change is applied is measured."""
 CREATORS = 4
 IDLE_S = 130.0
-"""Two regular looks at all services."""
+"""Time of two periodic reconciles of all services."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ class Bench:
         self._names = [f"service-{number:04d}" for number in range(count)]
 
     def run(self) -> dict[str, Any]:
-        burst = self._burst()
-        changes = self._changes()
-        idle = self._idle()
+        burst = self._measure_burst()
+        changes = self._measure_changes()
+        idle = self._measure_idle()
         callbacks = json.loads(self._callbacks.read_text())
-        return {"burst": burst, "changes": changes, "idle": idle, "callbacks": callbacks, "lease": self._lease()}
+        return {"burst": burst, "changes": changes, "idle": idle, "callbacks": callbacks, "lease": self._read_lease()}
 
-    def _burst(self) -> dict[str, Any]:
-        """All services at once: when each shows its first condition, and what that took in writes."""
+    def _measure_burst(self) -> dict[str, Any]:
+        """Create all services at once; measure the time to the first condition of each, and the writes."""
         began = time.monotonic()
         with ThreadPoolExecutor(CREATORS) as creators:
             list(creators.map(self._create, self._names))
@@ -91,8 +92,8 @@ class Bench:
             "api_server_s_per_write": statistics.mean(write.took_s for write in ours),
         }
 
-    def _changes(self) -> dict[str, Any]:
-        """A hot field of one service after the other, across the regular looks."""
+    def _measure_changes(self) -> dict[str, Any]:
+        """Change a hot field of one service after the other, periodic reconciles in between."""
         changed: dict[str, float] = {}
         for name in self._names[:: max(1, len(self._names) // CHANGES)]:
             changed[name] = time.time() - 0.001
@@ -104,19 +105,19 @@ class Bench:
         return {"changed": len(changed), "not_applied": missing, "median_s": statistics.median(wake_ups_s),
                 "p99_s": _share(wake_ups_s, 0.99), "max_s": wake_ups_s[-1]}  # fmt: skip
 
-    def _idle(self) -> dict[str, float]:
-        before, looks = len(self._ours()), self._operator.metric("outrider_operator_reconciles_total")
+    def _measure_idle(self) -> dict[str, float]:
+        before, looks = len(self._operator_writes()), self._operator.metric("outrider_operator_reconciles_total")
         cpu_s = self._operator.cpu_s()
         time.sleep(IDLE_S)
         return {
             "seconds": IDLE_S,
-            "writes": len(self._ours()) - before,
+            "writes": len(self._operator_writes()) - before,
             "reconciles": self._operator.metric("outrider_operator_reconciles_total") - looks,
             "cpu_percent": 100 * (self._operator.cpu_s() - cpu_s) / IDLE_S,
             "memory_mb": self._operator.memory_mb(),
         }
 
-    def _lease(self) -> dict[str, Any]:
+    def _read_lease(self) -> dict[str, Any]:
         lease = self._client.get(LEASE, NAMESPACE, "outrider-operator") or {}
         return {"transitions": lease["spec"]["leaseTransitions"], "held": bool(lease["spec"]["holderIdentity"])}
 
@@ -131,15 +132,15 @@ class Bench:
     def _settle(self) -> None:
         """Wait until there is no write for ten seconds."""
         seen = -1
-        while (services := len(self._ours())) != seen:
+        while (services := len(self._operator_writes())) != seen:
             seen = services
             time.sleep(10)
 
-    def _ours(self) -> list[audit.Write]:
+    def _operator_writes(self) -> list[audit.Write]:
         return [write for write in self._writes() if write.by_operator]
 
     def _writes(self) -> list[audit.Write]:
-        return audit.read(self._cluster.layout.audit)
+        return audit.read_writes(self._cluster.layout.audit)
 
 
 def bounds(measured: dict[str, Any]) -> list[Bound]:

@@ -2,11 +2,11 @@
 
     python -m bench.real_cores [--rounds N]
 
-writes results/real_cores.json. Compared at 1, 8 and 24 requests: stock vLLM, which runs its first model runner on CPUs,
-without speculation and with each static setting; and ours, with a pool of prompt lookup and EAGLE-3, left to itself and
-held at each of these settings. Every engine is a process of its own with one thread. All are up at one time and take
-turns in changing order, so that a noisy machine is noisy for all of them. CPU time and wall time are raw, one value a
-round; ratios are taken within a round.
+writes results/real_cores.json. At 1, 8 and 24 requests it compares stock vLLM (its first model runner) without
+speculation and with each static setting, and ours with a pool of prompt lookup and EAGLE-3, left to itself and pinned
+to each of these settings. Each engine is a process with one thread. All are up at one time and take turns in changing
+order, so that noise of the machine meets all of them. CPU time and wall time are raw, one value per round; ratios are
+taken within a round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIXED_LENGTHS: dict[str, tuple[int, str | None]] = {
     "ours, lookup, k = 3": (3, "pld"),
     "ours, eagle, k = 3": (3, "eagle"),
 }
-"""Arms of ours, as its loop is held."""
+"""Arms of ours: draft length and drafter that its loop is pinned to."""
 STOCKS = (STOCK, *STATIC)
 ALIKE = dict(zip(FIXED_LENGTHS, STOCKS, strict=True))
 ARMS = (*STOCKS, OURS, *FIXED_LENGTHS)
@@ -56,8 +56,7 @@ PROMPTS = (
 
 
 def serve(engine: str) -> None:
-    """Start the engine; then read batch sizes and arms from stdin, one of each a line, and answer with CPU and wall
-    seconds."""
+    """Start the engine; then read a batch size and an arm from each line of stdin, and print CPU and wall seconds."""
     llm = start_engine(engine)
     from vllm import SamplingParams
 
@@ -86,7 +85,7 @@ def prompts(batch: int) -> list[str]:
 
 
 def prepare_process() -> None:
-    """Let this process run one engine, with one thread and quiet logs."""
+    """Set this process up for one engine, with one thread and quiet logs."""
     from tests.engine.engines import hide_dunders_of_llvmlite
 
     os.environ.update(
@@ -109,7 +108,7 @@ def start_engine(name: str) -> Any:
         return engines.start(of_engine.engine_arguments(plan))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # vLLM's own on a CPU
     ours = ("--scheduler-cls", "--worker-cls", "--speculative-config")
-    arguments = [run for run in of_engine.engine_arguments(plan) if not run.startswith(ours)]
+    arguments = [argument for argument in of_engine.engine_arguments(plan) if not argument.startswith(ours)]
     if name in STATIC:
         config: dict[str, object] = {**STATIC[name], "num_speculative_tokens": 3}
         if config["method"] == "eagle3":
@@ -119,7 +118,7 @@ def start_engine(name: str) -> Any:
 
 
 def start_stock(arguments: list[str]) -> Any:
-    """vLLM from the same argument list, with nothing of ours in it."""
+    """Start vLLM with the same arguments, without Outrider."""
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -140,7 +139,7 @@ class Engine:
         self._answer("READY")
 
     def run(self, batch: int, arm: str) -> tuple[float, float]:
-        """CPU and wall milliseconds a token."""
+        """Run a batch; return CPU and wall milliseconds per token."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{batch} {arm}\n")
         self._process.stdin.flush()
@@ -165,7 +164,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Seen:
-    """One value a round, milliseconds a token."""
+    """Milliseconds per token of one arm at one batch size, one value per round."""
 
     arm: str
     batch: int
@@ -187,16 +186,16 @@ def measure(engines: Mapping[str, Engine], rounds: int) -> list[Seen]:
     return list(seen.values())
 
 
-def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """Ours at each setting by stock's, and left to itself by stock's best: median and quartiles over the rounds."""
+def compare(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """Return ratios ours / stock, at each setting, and left to itself against stock's best: median and quartiles."""
     ratios = []
     for batch in BATCHES:
-        run_of_arm = {first.arm: first for first in seen if first.batch == batch}
-        best = min(STOCKS, key=lambda name: median(run_of_arm[name].cpu_ms))
+        by_arm = {row.arm: row for row in seen if row.batch == batch}
+        best = min(STOCKS, key=lambda name: median(by_arm[name].cpu_ms))
         for mine, other in (*ALIKE.items(), (OURS, STOCK), (OURS, best)):
             for figure in ("cpu_ms", "wall_ms"):
-                pairs = zip(getattr(run_of_arm[mine], figure), getattr(run_of_arm[other], figure), strict=True)
-                low, middle, high = quantiles([first / two for first, two in pairs], n=4)
+                pairs = zip(getattr(by_arm[mine], figure), getattr(by_arm[other], figure), strict=True)
+                low, middle, high = quantiles([ours_ms / other_ms for ours_ms, other_ms in pairs], n=4)
                 ratios.append(
                     {"batch": batch, "of": mine, "by": other, "figure": figure, "ratio": round(middle, 3),
                      "quartiles": [round(low, 3), round(high, 3)]}
@@ -206,7 +205,7 @@ def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
 
 @contextmanager
 def engines_up(names: Iterable[str], benchmark: str = "real_cores") -> Iterator[dict[str, Engine]]:
-    """All of them up at one time; they end with the context, those that came up before one that did not, too."""
+    """Start all engines. They end with the context; if one does not start, those before it end, too."""
     with ExitStack() as ends:
         started: dict[str, Engine] = {}
         for name in names:
@@ -218,7 +217,7 @@ def engines_up(names: Iterable[str], benchmark: str = "real_cores") -> Iterator[
 def write(results: Path, seen: Sequence[Seen], ratios: Sequence[Mapping[str, Any]]) -> None:
     document = {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "compared": ratios, "seen": [vars(run) for run in seen],
+        "compared": ratios, "seen": [vars(row) for row in seen],
     }  # fmt: skip
     results.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -233,12 +232,11 @@ def main() -> None:
         return
     with engines_up((*STOCKS, OURS)) as started:
         seen = measure(started, options.rounds)
-    ratios = compared(seen)
+    ratios = compare(seen)
     write(RESULTS, seen, ratios)
-    for run in ratios:
-        print(
-            f"{run['batch']:2} requests  {run['of']} by {run['by']}, {run['figure']}: {run['ratio']} {run['quartiles']}"
-        )
+    for row in ratios:
+        compared = f"{row['of']} / {row['by']}, {row['figure']}"
+        print(f"{row['batch']:2} requests  {compared}: {row['ratio']} {row['quartiles']}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How fast the replay is: CPU time of a step, and cells a minute.
+"""How fast the replay is: CPU time per step, and cells per minute.
 
     python -m bench.simulator_speed
 
 writes results/simulator_speed.json. Each point replays Llama-3.1-8B with an EAGLE-3 head and prompt lookup on an H100,
-a fixed number of requests at any time. The policy's own time stands apart: what is left is the simulator's.
+a fixed number of requests at any time. The policy's own time is measured apart; the rest is the simulator's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider_runtime.simulate.replay.engine import ReplayEngine
 
-from bench.replay.settings import Case, ours, plain, setting
+from bench.replay.settings import Case, loop_system, plain_decoding, setting
 from bench.replay.static_load import Point as Load
 from bench.replay.static_load import load
 
@@ -37,9 +37,9 @@ class Point:
     steps: int
     tokens: int
     step_us: float
-    """CPU time of a step, the policy's included; the least of ROUNDS."""
+    """CPU time per step, the policy's included; the lowest of ROUNDS."""
     simulator_us: float
-    """CPU time of a step without the policy's."""
+    """CPU time per step without the policy's."""
     cells_a_minute: float
 
 
@@ -49,20 +49,20 @@ class Timed:
     def __init__(self, policy: Any) -> None:
         self.seconds = 0.0
         for name in DECISIONS:
-            setattr(self, name, self._timed(getattr(policy, name)))
+            setattr(self, name, self._add_timing(getattr(policy, name)))
 
-    def _timed(self, decide: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
+    def _add_timing(self, decide: Callable[..., Any]) -> Callable[..., Any]:
+        def run_and_time(*arguments: Any) -> Any:
             began = time.thread_time()
             decision = decide(*arguments)
             self.seconds += time.thread_time() - began
             return decision
 
-        return timed
+        return run_and_time
 
 
 def measure(name: str, requests: int) -> Point:
-    system = {"ours": ours(), "plain": plain()}[name]
+    system = {"ours": loop_system(), "plain": plain_decoding()}[name]
     best = min((_round(system, requests) for _ in range(ROUNDS)), key=lambda timed_round: timed_round[0])
     cpu_s, policy_s, engine = best
     steps = len(engine.log.output_at_s)

@@ -2,11 +2,11 @@
 
     python -m bench.teacher_forcing [--prompts 200] [--tokens 128] [--drafters NAME ...] [--widths 1 4]
 
-writes results/teacher_forcing.json. SmolLM2-135M in float32, every drafter, chains and trees. For each it says by how
-much the logit of a token falls short of the best one at its place at most, and the share of tokens that are the best;
-it fails where that is over 1e-4, or under 99.99%. The trees alone take 70 minutes of a core. What is measured is
-written at once, together with an earlier run's results for other drafters, if it had as many prompts and tokens.
-tests/unit/torch_engine does the same on tiny models.
+writes results/teacher_forcing.json. SmolLM2-135M in float32, every drafter, chains and trees. For each it gives the
+largest gap between the best logit and that of the answer's token, and the share of tokens that have the best logit. It
+fails above a gap of 1e-4, or below a share of 99.99%. The trees alone take 70 minutes of a core. Results are written at
+once; an earlier run's results for other drafters are kept if it had as many prompts and tokens. tests/unit/torch_engine
+does the same on tiny models.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ARMS = [(DRAFTERS[0].name, 1), *((drafter.name, width) for drafter in DRAFTERS[1
 
 
 def gaps(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-    """(tokens,): what each token's logit lacks of the best one, the tokens before it given. model: in float64."""
+    """Return (tokens,): best logit - logit of the answer's token, given the tokens before it. model: in float64."""
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
     return logits.amax(-1) - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
 
 
-def started(tokens: int) -> Loaded:
+def load_engine(tokens: int) -> Loaded:
     boot = engines.boot_config(DRAFTERS, max_draft_tokens=DEPTH)
     options = [f"--max-num-seqs={AT_ONCE}", "--kv-cache-memory-bytes=2147483648"]
     settings = boot.engine.model_copy(update={"extra_args": options, "max_model_len": 128 + tokens})
@@ -67,12 +67,12 @@ def answers(loaded: Loaded, texts: Sequence[Sequence[int]], tokens: int) -> list
 
 
 class Arm(NamedTuple):
-    """What came of one drafter at one width."""
+    """Results of one drafter at one width."""
 
     drafter: str
     width: int
     accepted: int
-    """Proposals."""
+    """Accepted proposals."""
     tokens: int
     worst_gap: float
     best_share: float
@@ -89,7 +89,7 @@ class Arm(NamedTuple):
 
 
 class Reference:
-    """The model in float64; an answer that several drafters give is judged once."""
+    """The model in float64; an answer that several drafters give is evaluated once."""
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         self._texts = texts
@@ -97,7 +97,7 @@ class Reference:
         self._known: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def __call__(self, number: int, answer: tuple[int, ...]) -> torch.Tensor:
-        """Return gaps, see `gaps`. number: that of the text."""
+        """Return the gaps of an answer, see `gaps`. number: of the text."""
         if (number, answer) not in self._known:
             self._known[number, answer] = gaps(self._model, self._texts[number], answer)
         return self._known[number, answer]
@@ -108,7 +108,7 @@ def measure(
 ) -> Arm:
     loaded.loop.pin(DEPTH, drafter, width)
     before = loaded.loop.state().drafters[drafter].accepted
-    made = torch.cat([reference(*drafter) for drafter in enumerate(answers(loaded, texts, tokens))])
+    made = torch.cat([reference(number, answer) for number, answer in enumerate(answers(loaded, texts, tokens))])
     accepted = loaded.loop.state().drafters[drafter].accepted - before
     return Arm(drafter, width, accepted, len(made), float(made.max()), float((made == 0).double().mean()))
 
@@ -118,7 +118,7 @@ def write(arm: Arm, prompts: int, tokens: int) -> None:
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     sizes = {"prompts": prompts, "tokens_each": tokens}
     others = document.get("arms", []) if {name: document.get(name) for name in sizes} == sizes else []
-    others = [drafter for drafter in others if (drafter["drafter"], drafter["width"]) != (arm.drafter, arm.width)]
+    others = [other for other in others if (other["drafter"], other["width"]) != (arm.drafter, arm.width)]
     RESULTS.write_text(json.dumps({**sizes, "arms": [*others, arm._asdict()]}, indent=1) + "\n")
 
 
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", choices=names, default=names)
     parser.add_argument("--widths", nargs="+", type=int, choices=(1, WIDTH), default=(1, WIDTH))
     options = parser.parse_args()
-    loaded = started(options.tokens)
+    loaded = load_engine(options.tokens)
     texts = [loaded.text.encode(text) for text in prompts(options.prompts)]
     reference, holds = Reference(texts), True
     for drafter, width in ARMS:

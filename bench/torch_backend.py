@@ -2,10 +2,10 @@
 
     python -m bench.torch_backend [--rounds N]
 
-writes results/torch_backend.json. SmolLM2-135M in float32, one thread an engine, greedy answers of 48 tokens. As in
-`real_cores`, whose prompts these are, all engines are up at one time and take turns in changing order. Ours hosts
-prompt lookup and the EAGLE-3 head, left to itself and held at plain decoding; `generate` is plain, assisted by the
-target's first layers, and with prompt lookup.
+writes results/torch_backend.json. SmolLM2-135M in float32, one thread per engine, greedy answers of 48 tokens, prompts
+of `real_cores`. As there, all engines are up at one time and take turns in changing order. Ours hosts prompt lookup and
+the EAGLE-3 head, left to itself and pinned to plain decoding; `generate` runs plain, assisted by the target's first
+layers, and with prompt lookup.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRANSFORMERS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 OURS, PLAIN, VLLM = "ours", "ours, k = 0", real_cores.STOCK
 ENGINES = {OURS: (OURS, PLAIN), "generate": tuple(TRANSFORMERS), VLLM: (VLLM,)}
-"""Each with its arms."""
+"""Engine -> its arms."""
 BATCHES = {OURS: (1, 16), "generate": (1,), VLLM: (1, 16)}
 COMPARED = (
     *((1, OURS, other) for other in TRANSFORMERS), (1, PLAIN, "generate"), (1, PLAIN, VLLM), (16, PLAIN, VLLM),
@@ -44,10 +44,10 @@ def serve(engine: str) -> None:
     if engine == VLLM:
         real_cores.serve(VLLM)
     else:
-        real_cores.answer(_ours() if engine == OURS else _generate())
+        real_cores.answer(_load_bundled_engine() if engine == OURS else _load_transformers())
 
 
-def _ours() -> Callable[[int, str], None]:
+def _load_bundled_engine() -> Callable[[int, str], None]:
     from outrider_runtime.paths import Paths
     from outrider_runtime.torch_engine.engine_loading import load
     from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
@@ -76,7 +76,7 @@ def _ours() -> Callable[[int, str], None]:
     return run
 
 
-def _generate() -> Callable[[int, str], None]:
+def _load_transformers() -> Callable[[int, str], None]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,12 +111,12 @@ def measure(engines: Mapping[str, Engine], rounds: int) -> list[Seen]:
     return list(seen.values())
 
 
-def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """CPU time a token by the other's: median and quartiles over the rounds."""
-    figures, ratios = {(run.arm, run.batch): run.cpu_ms for run in seen}, []
+def compare(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """Return the ratios of CPU time per token, ours / other: median and quartiles over the rounds."""
+    figures, ratios = {(row.arm, row.batch): row.cpu_ms for row in seen}, []
     for batch, mine, other in COMPARED:
         pairs = zip(figures[mine, batch], figures[other, batch], strict=True)
-        low, middle, high = quantiles([run / two for run, two in pairs], n=4)
+        low, middle, high = quantiles([ours_ms / other_ms for ours_ms, other_ms in pairs], n=4)
         ratios.append(
             {"batch": batch, "of": mine, "by": other, "ratio": round(middle, 3),
              "quartiles": [round(low, 3), round(high, 3)]}
@@ -134,12 +134,12 @@ def main() -> None:
         return
     with engines_up(ENGINES, "torch_backend") as started:
         seen = measure(started, options.rounds)
-    ratios = compared(seen)
+    ratios = compare(seen)
     write(RESULTS, seen, ratios)
-    for run in seen:
-        print(f"{run.batch:2} requests  {run.arm}: {median(run.cpu_ms):.1f} ms of CPU a token")
+    for row in seen:
+        print(f"{row.batch:2} requests  {row.arm}: {median(row.cpu_ms):.1f} ms of CPU per token")
     for ratio in ratios:
-        print(f"{ratio['batch']:2} requests  {ratio['of']} by {ratio['by']}: {ratio['ratio']} {ratio['quartiles']}")
+        print(f"{ratio['batch']:2} requests  {ratio['of']} / {ratio['by']}: {ratio['ratio']} {ratio['quartiles']}")
 
 
 if __name__ == "__main__":

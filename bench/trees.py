@@ -1,4 +1,4 @@
-"""Trees of the recorded EAGLE-3 head by its chains: tokens a step, calibrated edges, goodput, what selecting costs.
+"""Trees and chains of the recorded EAGLE-3 head: tokens per step, calibration, goodput, time of a selection.
 
 python -m bench.trees        writes results/trees.json
 """
@@ -31,7 +31,7 @@ from bench.replay.trees import CHAINS, TREES, Place
 RESULT = Path(__file__).parent / "results" / "trees.json"
 VERIFIED, LEAST = 16, {0.5: 1.15, 0.7: 1.05}
 REQUESTS, WARM = 64, 0.25
-"""Requests of a step where edges are judged; and the share of steps that is only learned from."""
+"""Requests per step where edges are judged; share of the steps that only train the estimates."""
 WORLDS = (
     "llama-3.1-8b-h200", "llama-3.1-8b-h100", "llama-3.1-8b-a100", "llama-3.1-8b-l40s", "llama-3.1-70b-4xh100",
     "llama-3.1-70b-4xa100", "smollm2-135m-cpu",
@@ -41,7 +41,7 @@ RUNS, STEPS, CANDIDATES, MOST_US = 5, 200, 32, 200.0
 
 
 def batch(requests: int) -> Batch:
-    """Requests that decode, with room for everything."""
+    """Make a batch of decoding requests that nothing limits."""
     nothing, much = np.zeros(requests, np.int64), np.full(requests, 1000)
     no_class = np.full(requests, NO_CLASS)
     return Batch(
@@ -50,8 +50,8 @@ def batch(requests: int) -> Batch:
     )  # fmt: skip
 
 
-def forest_at(beams: RecordedBeams, at: NDArray[np.int64]) -> tuple[Forest, NDArray[np.bool_]]:
-    """The whole beams at some positions, and which of the nodes the target takes."""
+def read_forest(beams: RecordedBeams, at: NDArray[np.int64]) -> tuple[Forest, NDArray[np.bool_]]:
+    """Read the whole beams at some positions, and which of their nodes the target accepts."""
     table = beams.table(at, np.full(len(at), DEPTH), WIDTH)
     request, parent, depth, rank, confidence = table.nodes
     forest = Forest(
@@ -65,8 +65,7 @@ def forest_at(beams: RecordedBeams, at: NDArray[np.int64]) -> tuple[Forest, NDAr
 
 
 class Judged:
-    """What the loop's own estimates make of the recorded beams, position after position, each judged before it is
-    learned from."""
+    """The loop's estimates on recorded beams, position by position; each is judged before the loop learns from it."""
 
     def __init__(self, made: Recording) -> None:
         self.known = Acceptance(Settings((TREES,), DEPTH, REQUESTS))
@@ -75,12 +74,12 @@ class Judged:
         steps = len(order) // REQUESTS
         self.accepted: list[float] = []
         self.edges: list[tuple[int, int, float, bool]] = []
-        """(rank, depth, said, taken) of the nodes that were tried."""
+        """(rank, depth, estimated rate, accepted) of the nodes that were tried."""
         for step in range(steps):
             self._step(beams, order[step * REQUESTS :][:REQUESTS], judges=step >= WARM * steps)
 
     def _step(self, beams: RecordedBeams, at: NDArray[np.int64], *, judges: bool) -> None:
-        running, (forest, right) = batch(len(at)), forest_at(beams, at)
+        running, (forest, right) = batch(len(at)), read_forest(beams, at)
         paths, everything = self.known.node_paths(running, forest), np.ones(len(forest), bool)
         tried = trials(forest, everything, right)
         if judges:
@@ -95,12 +94,12 @@ class Judged:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a step that verifies VERIFIED nodes of each request, bonus token included."""
+        """Tokens of a request per step that verifies VERIFIED of its nodes, bonus token included."""
         return 1 + float(np.mean(self.accepted))
 
 
 def likeliest(paths: NDArray[np.floating[Any]], request: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The VERIFIED best nodes of each request."""
+    """Select the VERIFIED best nodes of each request."""
     order = np.lexsort((np.arange(len(paths)), -paths, request))
     places = np.arange(len(order)) - np.searchsorted(request[order], request[order])
     chosen = np.zeros(len(paths), bool)
@@ -109,23 +108,24 @@ def likeliest(paths: NDArray[np.floating[Any]], request: NDArray[np.int64]) -> N
 
 
 def best_chain(made: Recording) -> float:
-    """Tokens a step of the longest chain, which accepts most. Past what is recorded it goes on as it ended."""
+    """Return the tokens per step of the longest chain. Depths that are not recorded get the mean of the last three."""
     acceptance = mean_acceptance_rates(made, "eagle")
     whole = np.concatenate([acceptance, np.full(VERIFIED - DEPTH, acceptance[-3:].mean())])
     return 1 + float(whole.cumprod().sum())
 
 
-def of_tokens(acceptance: float | None) -> dict[str, Any]:
+def measure_tokens(acceptance: float | None) -> dict[str, Any]:
     made = recording(acceptance)
     judged, chain = Judged(made), best_chain(made)
     ratio = judged.tokens / chain
     least = LEAST.get(acceptance or 0.0)
     figures = {"tree": round(judged.tokens, 3), "chain": round(chain, 3), "ratio": round(ratio, 3)}
-    return figures | {"least": least, "holds": least is None or ratio >= least, "edges": of_edges(judged)}
+    return figures | {"least": least, "holds": least is None or ratio >= least, "edges": judge_edges(judged)}
 
 
-def of_edges(judged: Judged) -> dict[str, Any]:
-    """Log loss by that of each depth's own rates (a rate a rank and depth, known afterwards), and calibration error."""
+def judge_edges(judged: Judged) -> dict[str, Any]:
+    """Return the log loss of the estimates and of mean rates by rank and depth (known afterwards), and the calibration
+    error."""
     rank, depth, said, taken = (np.array(column) for column in zip(*judged.edges, strict=True))
     rates = np.zeros(len(said))
     for key in set(zip(rank.tolist(), depth.tolist(), strict=True)):
@@ -144,7 +144,7 @@ def log_loss(said: NDArray[np.floating[Any]], taken: NDArray[np.bool_]) -> float
 
 
 def calibration_error(said: NDArray[np.floating[Any]], taken: NDArray[np.bool_], bins: int = 10) -> float:
-    """Mean over ten equal parts, by what was said, of the difference from what happened."""
+    """Return the mean |estimated - observed rate| over equal parts of the nodes, ordered by estimate."""
     parts = np.array_split(np.argsort(said), bins)
     return float(np.mean([abs(said[part].mean() - taken[part].mean()) for part in parts if len(part)]))
 
@@ -152,7 +152,7 @@ def calibration_error(said: NDArray[np.floating[Any]], taken: NDArray[np.bool_],
 # -- goodput ----------------------------------------------------------------------------------------------------------
 
 
-def of_goodput(seeds: int) -> list[dict[str, Any]]:
+def measure_goodput(seeds: int) -> list[dict[str, Any]]:
     rows = []
     for number, name in enumerate(WORLDS):
         for place_, requests in enumerate(LOADS):
@@ -169,16 +169,17 @@ def _goodput(place: Place, requests: int, seed: int) -> float:
     rng = np.random.default_rng([seed, requests])
     load = draw_closed_load(requests, 7 * requests + 8, recording(place.acceptance), None, rng, Lengths(300, 160))
     chains, wide = (
-        trees.run(place, trees.ours(name, drafter), load, seed) for name, drafter in (("c", CHAINS), ("t", TREES))
+        trees.run(place, trees.loop_system(name, drafter), load, seed)
+        for name, drafter in (("c", CHAINS), ("t", TREES))
     )
     return chains.now / wide.now  # the same tokens
 
 
-# -- what selecting costs ---------------------------------------------------------------------------------------------
+# -- the time of a selection ------------------------------------------------------------------------------------------
 
 
-def of_selection() -> dict[str, Any]:
-    """Thread CPU time of one selection over 64 requests of 32 candidates each, another forest at every step."""
+def time_selection() -> dict[str, Any]:
+    """Measure the thread CPU time of a selection over 64 requests of 32 candidates each; each step has a new forest."""
     made, price = recording(0.7), _price(REQUESTS * CANDIDATES)
     beams, rng, means = RecordedBeams(made.trees["eagle"]), np.random.default_rng(0), []
     known = Acceptance(Settings((TREES,), DEPTH, REQUESTS))
@@ -186,7 +187,7 @@ def of_selection() -> dict[str, Any]:
         spent = 0.0
         for _ in range(STEPS):
             at = rng.integers(0, made.start[-1], REQUESTS)
-            forest, _ = forest_at(beams, at)
+            forest, _ = read_forest(beams, at)
             paths, nothing = known.node_paths(batch(REQUESTS), forest), np.zeros(len(forest), bool)
             started = time.thread_time()
             select(paths, forest.request, price, REQUESTS * CANDIDATES, nothing, np.inf)
@@ -198,7 +199,7 @@ def of_selection() -> dict[str, Any]:
 
 
 def _price(most: int) -> Price:
-    """Cost of an A100: tokens are more expensive past the knee."""
+    """Make a price of an A100: tokens are more expensive past the knee."""
     tokens = np.arange(most + 1)
     seconds = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
     return Price(seconds, np.zeros(REQUESTS), 5e3, 3e-5)
@@ -207,14 +208,14 @@ def _price(most: int) -> Price:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--minutes", type=float, help="is not looked at: it takes a few")
+    parser.add_argument("--minutes", type=float, help="ignored: this benchmark always runs to its end")
     options = parser.parse_args()
-    figures: dict[str, Any] = {"selection": of_selection()}
+    figures: dict[str, Any] = {"selection": time_selection()}
     print(figures["selection"])
-    figures["tokens"] = {str(acceptance or "as recorded"): of_tokens(acceptance) for acceptance in ACCEPTANCES}
+    figures["tokens"] = {str(acceptance or "as recorded"): measure_tokens(acceptance) for acceptance in ACCEPTANCES}
     for name, row in figures["tokens"].items():
         print(name, row)
-    figures["goodput"] = of_goodput(options.seeds)
+    figures["goodput"] = measure_goodput(options.seeds)
     RESULT.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -3,8 +3,8 @@
     python -m bench.papers.adaserve [--resume]        writes bench/papers/results/adaserve.json
 
 It takes most of an hour of a core, and writes after each world; --resume measures those that the file lacks.
-Llama-3.1-8B and 70B on A100s stand in for Llama-2, an EAGLE-3 head for the paper's small model. Attainment is of TPOT
-alone, goodput are the tokens of requests that met it, as in the paper; no request is held back.
+Llama-3.1-8B and 70B on A100s stand in for Llama-2, an EAGLE-3 head for the paper's small model. As in the paper,
+attainment counts TPOT alone, goodput counts the tokens of requests that met it, and no request is held back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESULT = Path(__file__).parent / "results" / "adaserve.json"
 PLACES = tuple(
     Place(name, acceptance) for name in ("llama-3.1-8b-a100", "llama-3.1-70b-4xa100") for acceptance in (0.5, 0.7)
 )
-"""The paper does not say what its small models' tokens are accepted at."""
+"""Acceptance rates are assumed: the paper does not give those of its small models."""
 TPOTS = (("tight", 1.0, 0.6), ("middle", 4.0, 0.2), ("loose", 8.0, 0.2))
 """TPOT in steps of plain decoding at batch BASE_BATCH, and shares of the requests."""
 BASE_BATCH = 8
@@ -50,7 +50,7 @@ PAPER = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Mean over seeds."""
+    """Means over seeds."""
 
     tight: float
     """Share of the tight class that met its TPOT."""
@@ -61,8 +61,8 @@ class Cell:
 
 def systems() -> list[System]:
     return [
-        trees.plain(), *(trees.chain(k) for k in STATIC), trees.specinfer(), trees.adaserve(),
-        trees.ours(OURS_CHAINS, trees.CHAINS), trees.ours(OURS_TREES, trees.TREES),
+        trees.plain_decoding(), *(trees.chain(k) for k in STATIC), trees.specinfer(), trees.adaserve(),
+        trees.loop_system(OURS_CHAINS, trees.CHAINS), trees.loop_system(OURS_TREES, trees.TREES),
     ]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def load(place: Place, share: float, shares: Sequence[float], seed: int) -> Work
 
 
 def cell(place: Place, system: System, share: float, targets: Mapping[float, float], seeds: int) -> Cell:
-    """targets: TPOT in base steps -> share of the requests."""
+    """Replay one load. targets: TPOT in base steps -> share of the requests."""
     slo = classes(place, targets)
     engines = [
         trees.run(place, system, load(place, share, tuple(targets.values()), seed), seed, slo) for seed in range(seeds)
@@ -92,20 +92,20 @@ def _figures(engine: ReplayEngine, slo: Sequence[SLOClass]) -> tuple[float, floa
     return float(met[load_.slo_class == 0].mean()), float(met.mean()), float(load_.output[met].sum() / engine.now)
 
 
-def measured(place: Place, seeds: int) -> dict[str, Any]:
+def measure_place(place: Place, seeds: int) -> dict[str, Any]:
     mixed = {times: share for _, times, share in TPOTS}
     figures: dict[str, Any] = {"by rate": {}, "all urgent": {}}
     points = [("by rate", share, share, mixed) for share in RATES]
     points += [("all urgent", times, URGENT_RATE, {times: 1.0}) for times in URGENT]
     for part, key, share, targets in points:
         row = {row_cell.name: cell(place, row_cell, share, targets, seeds) for row_cell in systems()}
-        figures[part][str(key)] = {name: vars_of(row_cell) for name, row_cell in with_best_chain(row).items()}
+        figures[part][str(key)] = {name: cell_figures(row_cell) for name, row_cell in keep_best_chain(row).items()}
         print(place, part, key, {name: row_cell.tight for name, row_cell in row.items()}, flush=True)
     return figures
 
 
-def with_best_chain(row: Mapping[str, Cell]) -> dict[str, Cell]:
-    """The static chain that attains most stands for all."""
+def keep_best_chain(row: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Replace the static chains by the one that attains most."""
     chains = {name: result for name, result in row.items() if name.startswith("chain,")}
     best = max(chains, key=lambda name: (chains[name].attained, chains[name].goodput))
     return {
@@ -114,7 +114,7 @@ def with_best_chain(row: Mapping[str, Cell]) -> dict[str, Cell]:
     }
 
 
-def vars_of(result: Cell) -> dict[str, float]:
+def cell_figures(result: Cell) -> dict[str, float]:
     return {"tight": result.tight, "attained": result.attained, "goodput": result.goodput}
 
 
@@ -134,8 +134,8 @@ def misses(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def measured_before(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Worlds of a run that was stopped; none of a run over other requests."""
+def read_earlier_worlds(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the worlds of a run that was stopped; none if its requests or seeds differ."""
     if not RESULT.exists():
         return {}
     stored: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
@@ -145,16 +145,16 @@ def measured_before(options: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--minutes", type=float, help="is not looked at: it takes as long as it takes")
+    parser.add_argument("--minutes", type=float, help="ignored: this benchmark always runs to its end")
     parser.add_argument("--resume", action="store_true", help="keep the worlds that the file has, if of as many seeds")
     options = parser.parse_args()
     figures: dict[str, Any] = {"paper": PAPER, "requests": REQUESTS, "seeds": options.seeds, "worlds": {}}
     if options.resume:
-        figures["worlds"] = measured_before(figures)
+        figures["worlds"] = read_earlier_worlds(figures)
     for place in PLACES:
         if str(place) in figures["worlds"]:
             continue
-        place_figures = measured(place, options.seeds)
+        place_figures = measure_place(place, options.seeds)
         figures["worlds"][str(place)] = {
             "budget": trees.budget(place, 0),
             **place_figures,

@@ -3,13 +3,13 @@
     python -m bench.papers.magicdec
 
 writes results/magicdec.json. On 8 A100 the rows are those of MagicDec's Table 1(c), each with its own tokens a step
-(Omega, two drafted). The table also has the paper's printed speed-up and the one from its times at Omega: the
-printed one is lower. Ours is to be at least the printed one where that is above 1, and plain decoding where it is not.
-On one H200 the times are composed, contexts go as far as its tables do, and Omega is the paper's at such a context.
+(Omega, two drafted). The table also has the paper's printed speed-up, and the higher one that follows from its times
+and Omega. The bar is the printed one where that is above 1, and plain decoding where it is not. On one H200 the times
+are composed, contexts go as far as its tables do, and Omega is the paper's at the nearest context.
 
-All requests of a row decode at once, as in the paper; reading prompts is left out. Then contexts go up and come back
-while one controller serves. Requests of two phases overlap, in another way under each policy: so a phase is measured in
-the steps in which only its requests decode, and the whole from the time that everything takes.
+All requests of a row decode at once, as in the paper; prefill is left out. Then contexts go up and come back while one
+controller serves. Requests of two phases overlap, in another way under each policy. So a phase is measured in the steps
+in which only its requests decode, and the whole by the time that all requests take.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Part:
 
     world: str
     longest: int
-    """Tokens of a request: what the profile goes by."""
+    """Tokens of a request up to which the profile measures."""
     shift: tuple[int, ...]
     """Contexts of the phases."""
     shift_requests: int
@@ -70,33 +70,33 @@ H200_ROWS = tuple(
 
 @cache
 def lift(omega: float) -> float:
-    """Acceptance, in thousandths, of the lifted recording from which so many tokens a step come at two drafted ones."""
+    """Find the acceptance, in thousandths, at which lifted chains of two tokens give `omega` tokens per step."""
     shares = np.arange(700, 900) / 1000
     return float(min(shares, key=lambda share: abs(tokens_per_step(settings.recording(float(share))) - omega)))
 
 
 def tokens_per_step(recording: Recording) -> float:
-    """Policy for requests that get the same number of tokens in each step."""
+    """Return the tokens per step of requests of equal length: the harmonic mean over answers."""
     depth = recording.depth[recording.drafters.index("sparse")]
-    return 1 / fmean(1 / _of_answer(depth[begin:end]) for begin, end in pairwise(recording.start))
+    return 1 / fmean(1 / _answer_tokens_per_step(depth[begin:end]) for begin, end in pairwise(recording.start))
 
 
-def _of_answer(depth: NDArray[np.int8]) -> float:
-    """depth: (positions,). Each step begins where the one before it left off."""
+def _answer_tokens_per_step(depth: NDArray[np.int8]) -> float:
+    """Return the tokens per step of one answer. depth: (positions,), accepted tokens of a proposal made there."""
     place, steps = 0, 0
     while place < len(depth):
         place, steps = place + 1 + min(int(depth[place]), DRAFTED), steps + 1
     return place / steps
 
 
-def omega_at(context: int) -> float:
-    """The paper's, of its row whose context is nearest."""
+def nearest_omega(context: int) -> float:
+    """Return the paper's Omega in the row whose context is nearest."""
     return min(ROWS, key=lambda row: abs(row.context - context)).omega
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Requests that decode at once, and how often they accept."""
+    """Requests that decode at once, and their tokens per step."""
 
     part: Part
     requests: int
@@ -115,8 +115,8 @@ def workload(cell: Cell, count: int, seed: int) -> Workload:
 
 
 def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
-    """Tokens a second while all requests of a row decode."""
-    return alone_rates(served(cell, name, [context] * (WAVES * cell.requests), seed), cell.requests, 1)[0]
+    """Return tokens/s while all requests of a row decode."""
+    return alone_rates(serve(cell, name, [context] * (WAVES * cell.requests), seed), cell.requests, 1)[0]
 
 
 def alone_rates(engine: ReplayEngine, clients: int, phases: int) -> list[float]:
@@ -132,8 +132,8 @@ def alone_rates(engine: ReplayEngine, clients: int, phases: int) -> list[float]:
     return rates
 
 
-def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> ReplayEngine:
-    """Requests read one token; once they decode they have their context."""
+def serve(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> ReplayEngine:
+    """Replay requests with prompts of one token, each lengthened to its context once it decodes."""
     world = settings.world(cell.part.world)
     limits = Limits(max_requests=settings.MOST_REQUESTS, kv_tokens=world.kv_tokens)
     cost = added_us([drafter.name for drafter in POOL]) if name == OURS else ((1, 0.0),)
@@ -159,8 +159,8 @@ def policy(part: Part, name: str, seed: int) -> Policy:
     return Fixed(POOL) if name == PLAIN else Fixed(POOL, 0, DRAFTED)
 
 
-def compared(cell: Cell, context: int) -> dict[str, Any]:
-    """Speed-ups over plain decoding."""
+def measure_speedups(cell: Cell, context: int) -> dict[str, Any]:
+    """Return the speed-ups over plain decoding of the fixed length and of the loop."""
     rates = {
         name: fmean(decoding_rate(cell, name, context, seed) for seed in range(SEEDS)) for name in (PLAIN, FIXED, OURS)
     }
@@ -168,18 +168,18 @@ def compared(cell: Cell, context: int) -> dict[str, Any]:
     return {"context": context, "requests": cell.requests, "omega": cell.omega, "fixed": fixed, "ours": ours}
 
 
-def with_paper(row: Row) -> dict[str, Any]:
-    figures = compared(Cell(A100, row.requests, row.omega), row.context)
+def compare_with_paper(row: Row) -> dict[str, Any]:
+    figures = measure_speedups(Cell(A100, row.requests, row.omega), row.context)
     by_times = round(row.omega * row.decode_ms / (row.verify_ms + row.draft_ms), 3)
     bar = row.speedup if row.speedup > 1 else AS_PLAIN
     return {**figures, "byTimes": by_times, "printed": row.speedup, "holds": figures["ours"] >= bar}
 
 
-def shifted(part: Part, seed: int) -> dict[str, Any]:
-    """Speed-up over plain decoding of each phase, and of the whole. Accepted is what it is at the longest context."""
-    cell, phases = Cell(part, part.shift_requests, omega_at(max(part.shift))), len(part.shift)
+def measure_shift(part: Part, seed: int) -> dict[str, Any]:
+    """Return the speed-up over plain decoding of each phase and of the whole; Omega is that of the longest context."""
+    cell, phases = Cell(part, part.shift_requests, nearest_omega(max(part.shift))), len(part.shift)
     contexts = [context for context in part.shift for _ in range(2 * cell.requests)]
-    plain, ours = (served(cell, name, contexts, seed) for name in (PLAIN, OURS))
+    plain, ours = (serve(cell, name, contexts, seed) for name in (PLAIN, OURS))
     before, after = (alone_rates(engine, cell.requests, phases) for engine in (plain, ours))
     whole = float(plain.requests.done_s.max() / ours.requests.done_s.max())
     figures = [
@@ -189,15 +189,20 @@ def shifted(part: Part, seed: int) -> dict[str, Any]:
     return {"requests": cell.requests, "omega": cell.omega, "seed": seed, "phases": figures, "whole": round(whole, 3)}
 
 
-def printed(figures: dict[str, Any]) -> dict[str, Any]:
+def print_and_return(figures: dict[str, Any]) -> dict[str, Any]:
     print(figures, flush=True)
     return figures
 
 
 def main() -> None:
-    with_printed = [printed(with_paper(row)) for row in ROWS]
-    alone = [printed(compared(Cell(H200, requests, omega_at(context)), context)) for context, requests in H200_ROWS]
-    shifts = {part.world: [printed(shifted(part, seed)) for seed in range(SEEDS)] for part in (A100, H200)}
+    with_printed = [print_and_return(compare_with_paper(row)) for row in ROWS]
+    alone = [
+        print_and_return(measure_speedups(Cell(H200, requests, nearest_omega(context)), context))
+        for context, requests in H200_ROWS
+    ]
+    shifts = {
+        part.world: [print_and_return(measure_shift(part, seed)) for seed in range(SEEDS)] for part in (A100, H200)
+    }
     print(f"{sum(row['holds'] for row in with_printed)} of {len(with_printed)} rows hold")
     figures = {
         part.world: {"rows": lines, "shift": shifts[part.world]}

@@ -2,8 +2,8 @@
 
     python -m bench.papers.magicdec_world FOLDER     compose the world
 
-The paper gives a whole step of one token, one of three, and two passes of the draft, all by requests and context; so
-has the world them. Between 1 and 32 requests there are no rows.
+The paper gives the time of a step of one token, of one of three tokens, and of two passes of the draft, by requests and
+context. The world has the same parts. The paper has no rows between 1 and 32 requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider_runtime.simulate.worlds.tables import ModelTables, curve, surface
 
 TABLE = Path(__file__).parent / "magicdec_table1.csv"
 DRAFTED = 2
-"""Tokens of a request, by as many passes, throughout Table 1."""
+"""Drafted tokens per request and step, each by a pass, throughout Table 1."""
 DRAFTERS = {"self": "sparse", "tinyllama-1.1b": "draft"}
 GPUS, BUDGET_TOKENS = 8, 512
 A100_BYTES, KV_BYTES = 80 << 30, {"llama-2-7b": 524288, "llama-3.1-8b": 131072}
@@ -66,12 +66,12 @@ def rows(target: str) -> list[Row]:
 
 
 def tables(table_rows: Sequence[Row]) -> ModelTables:
-    """No part by tokens alone: what a verified token costs, the rows say by requests and context."""
+    """Make the target's tables. None is by tokens alone: a verified token's cost is known by requests and context."""
     batches, contexts = _places(table_rows)
     attention = [[_decode_ms(table_rows, batch, context) for context in contexts] for batch in batches]
     further = [
         [
-            _between(table_rows, batch, context, lambda row: row.verify_ms - row.decode_ms) / (DRAFTED * batch)
+            _interpolate(table_rows, batch, context, lambda row: row.verify_ms - row.decode_ms) / (DRAFTED * batch)
             for context in contexts
         ]
         for batch in batches
@@ -87,8 +87,8 @@ def _places(table_rows: Sequence[Row]) -> tuple[list[int], list[int]]:
     return sorted({row.requests for row in table_rows}), sorted({row.context for row in table_rows})
 
 
-def _between(table_rows: Sequence[Row], batch: int, context: int, of: Callable[[Row], float]) -> float:
-    """A value of the rows of a batch at a context: between its rows, and of the nearest one beyond them."""
+def _interpolate(table_rows: Sequence[Row], batch: int, context: int, of: Callable[[Row], float]) -> float:
+    """Interpolate a value between the contexts of a batch's rows; beyond them, take the nearest row's."""
     known = sorted((float(row.context), of(row)) for row in table_rows if row.requests == batch)
     return float(np.interp(context, [at for at, _ in known], [value for _, value in known]))
 
@@ -102,11 +102,12 @@ def _decode_ms(table_rows: Sequence[Row], batch: int, context: int) -> float:
 
 
 def _draft_tables(table_rows: Sequence[Row], draft: str) -> ModelTables:
-    """One pass, by requests and their whole context. It reads as much at each, and yet took the longer, the longer."""
+    """Make the tables of one draft pass, by requests and whole context: it reads the same KV at each context, but the
+    measured time grows with it."""
     of_draft = [row for row in table_rows if row.draft == draft]
     batches, contexts = _places(of_draft)
     ms = [
-        [_between(of_draft, batch, context, lambda row: row.draft_ms) / DRAFTED for context in contexts]
+        [_interpolate(of_draft, batch, context, lambda row: row.draft_ms) / DRAFTED for context in contexts]
         for batch in batches
     ]
     return ModelTables(NOTHING, NOTHING, surface(batches, contexts, ms), surface((1,), (1,), ((0,),)))

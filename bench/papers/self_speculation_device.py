@@ -3,11 +3,11 @@
     python -m bench.papers.self_speculation_device [--context N] [--batch N] [--draft-tokens K] [--target FOLDER]
 
 writes results/self_speculation_device.json. As it stands it is for a GPU of 140 GiB: Llama-3.1-8B's shapes, 24 requests
-of 32,000 tokens, 3 drafted tokens, a budget of 512. Weights are random, and so are the prompts: what a step takes does
-not depend on either. The engine is the one that serves (vLLM with the plugin), and the profiler drives it and reads its
-clocks. Of MagicDec's equation 3 it gives T_V/T_T and T_D/T_T, and the speed-up at the acceptance that the paper
-measured with this budget. A GPU with less memory holds fewer requests: 14 on 80 GiB. `--cpu` is for a trial without a
-GPU, with `--target` and small shapes.
+of 32,000 tokens, 3 drafted tokens, a budget of 512. Weights and prompts are random: the time of a step depends on
+neither. The engine is the one that serves (vLLM with the plugin); the profiler drives it and reads its clocks. The
+results are T_V/T_T and T_D/T_T of MagicDec's equation 3, and the speed-up at the acceptance that the paper measured
+with this budget. A GPU of 80 GiB holds 14 requests. `--cpu` is for a trial without a GPU, with `--target` and small
+shapes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LLAMA_8B = {
 
 
 def shapes_of_llama(folder: Path) -> Path:
-    """A model folder of a config alone."""
+    """Make a model folder that has only a config."""
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     return folder
 
@@ -68,7 +68,7 @@ def boot_config(target: Path, options: argparse.Namespace) -> BootConfig:
     )
 
 
-def started(boot: BootConfig, folder: str) -> Any:
+def start_engine(boot: BootConfig, folder: str) -> Any:
     hot = HotConfig(
         mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefillMode.AUTO, max_draft_tokens=boot.max_draft_tokens
     )
@@ -80,8 +80,8 @@ def started(boot: BootConfig, folder: str) -> Any:
     return ENGINES[Backend.VLLM].start()
 
 
-def measured(driver: Driver, options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds: a plain step, one that verifies, and a draft pass; the fastest of several visits."""
+def measure_ms(driver: Driver, options: argparse.Namespace) -> dict[str, float]:
+    """Measure a plain step, a step that verifies, and a draft pass, in ms; each is the fastest of several visits."""
 
     def fastest(verify: int) -> tuple[float, float]:
         ask = VisitOrder(GridPoint(options.context, options.batch, verify), NAME if verify else None, STEPS, STEPS)
@@ -95,7 +95,7 @@ def measured(driver: Driver, options: argparse.Namespace) -> dict[str, float]:
 
 
 def speedup(ms: dict[str, float], draft_tokens: int) -> float:
-    """MagicDec, equation 2."""
+    """Return the speed-up of MagicDec's equation 2: tokens * T_T / (T_V + k * T_D)."""
     tokens = (1 - ACCEPTANCE ** (draft_tokens + 1)) / (1 - ACCEPTANCE)
     return tokens * ms["plainMs"] / (ms["verifyMs"] + draft_tokens * ms["draftPassMs"])
 
@@ -110,8 +110,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         target = options.target or shapes_of_llama(Path(folder))
-        engine = started(boot_config(target, options), tempfile.mkdtemp(prefix="outrider-device-"))
-        ms = measured(Driver(engine), options)
+        engine = start_engine(boot_config(target, options), tempfile.mkdtemp(prefix="outrider-device-"))
+        ms = measure_ms(Driver(engine), options)
         figures = {
             "device": engine.device, "engine": engine.version, "target": options.target and options.target.name,
             "context": options.context, "requests": options.batch, "draftTokens": options.draft_tokens,

@@ -2,9 +2,9 @@
 
     python -m bench.papers.turbospec
 
-writes results/turbospec.json. Lengths and acceptance are the paper's tables 2 and 3 for ShareGPT. Its
-seconds are not ours, so a row is not a rate but a load: the rate here is the one at which plain decoding has as many
-requests in flight as in the paper (rate times latency), and it is given as a share of plain decoding's capacity.
+writes results/turbospec.json. Lengths and acceptance are those of the paper's tables 2 and 3 for ShareGPT. Step times
+differ from the paper's, so a row stands for a load: its rate here is the one at which plain decoding has as many
+requests in flight as in the paper (rate times latency). It is given as a share of plain decoding's capacity.
 
 The paper's vLLM verified by batch expansion: every verified token was a sequence of its own and read the whole context
 again. vLLM today reads it once for all. Both are replayed.
@@ -77,7 +77,7 @@ TABLES = (
 
 @dataclass(frozen=True)
 class Row:
-    """Latencies by plain decoding's, of k = 1, 3, 5, 7 and the closed loop (in the paper: TurboSpec)."""
+    """Latency / latency of plain decoding, for k = 1, 3, 5, 7 and the closed loop (in the paper: TurboSpec)."""
 
     table: int
     paper_rate: int
@@ -99,17 +99,17 @@ def measure(table: Table, paper_rate: int) -> Row:
     return Row(
         table.number, paper_rate, round(in_flight, 1), round(rate / _capacity(table), 2),
         tuple(round(ratio / plain_s, 2) for ratio in others_s),
-        *(_ratios(table, load, own_s, world) for world in (expanded(world_of(table)), world_of(table))),
+        *(_ratios(table, load, own_s, world) for world in (expand_batches(load_world(table)), load_world(table))),
     )  # fmt: skip
 
 
 def _ratios(table: Table, load: Workload, plain_s: float, world: World) -> tuple[float, ...]:
-    policies = [*(Fixed(POOL, 0, k) for k in STATIC), ours(world)]
+    policies = [*(Fixed(POOL, 0, k) for k in STATIC), closed_loop(world)]
     return tuple(round(latency_s(table, load, policy, world) / plain_s, 2) for policy in policies)
 
 
-def ours(world: World, seed: int = 1) -> Policy:
-    """The closed loop. seed: of the times of its trials."""
+def closed_loop(world: World, seed: int = 1) -> Policy:
+    """Make the closed loop, with a profile fitted to `world`. seed: for the times of its trials."""
     hot = HotSettings(max_draft_tokens=LONGEST)
     settings = Settings(
         POOL, LONGEST, LIMITS.slots, largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True
@@ -119,12 +119,12 @@ def ours(world: World, seed: int = 1) -> Policy:
 
 
 def latency_s(table: Table, load: Workload, policy: Policy, world: World | None = None) -> float:
-    requests = ran(table, load, policy, world).requests
+    requests = run_policy(table, load, policy, world).requests
     return float((requests.done_s - requests.arrived_s).mean())
 
 
-def ran(table: Table, load: Workload, policy: Policy, world: World | None = None) -> ReplayEngine:
-    world = world or world_of(table)
+def run_policy(table: Table, load: Workload, policy: Policy, world: World | None = None) -> ReplayEngine:
+    world = world or load_world(table)
     setting = Setting(
         world, _recording(table), POOL, replace(LIMITS, kv_tokens=world.kv_tokens), confidences=False
     )  # fmt: skip
@@ -140,7 +140,7 @@ def _load(table: Table, rate: float) -> Workload:
 
 
 def _rate(table: Table, in_flight: float) -> float:
-    """Requests a second at which plain decoding has so many in flight; bisection."""
+    """Find the requests/s at which plain decoding has `in_flight` requests in flight, by bisection."""
     low, high = _capacity(table) / 64, 2 * _capacity(table)
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
@@ -151,11 +151,11 @@ def _rate(table: Table, in_flight: float) -> float:
 
 @cache
 def _capacity(table: Table) -> float:
-    """Requests a second that plain decoding finishes with as many at a time as fit."""
+    """Measure the requests/s that plain decoding finishes with as many requests at a time as fit."""
     load = draw_closed_load(
         LIMITS.max_requests, 3 * LIMITS.max_requests, _recording(table), None, np.random.default_rng(3), _lengths(table)
     )
-    engine = ran(table, load, Fixed(POOL))
+    engine = run_policy(table, load, Fixed(POOL))
     return len(load) / engine.now
 
 
@@ -164,7 +164,7 @@ def _lengths(table: Table) -> Lengths:
 
 
 @cache
-def world_of(table: Table) -> World:
+def load_world(table: Table) -> World:
     return worlds.load(table.world)
 
 
@@ -178,7 +178,7 @@ class Expanded:
         return self.target.ms(replace(work, requests=round(work.requests * work.queries)), tokens)
 
 
-def expanded(world: World) -> World:
+def expand_batches(world: World) -> World:
     return replace(world, target=Expanded(world.target))
 
 

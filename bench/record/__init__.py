@@ -1,1 +1,1 @@
-"""Makes the recordings: the real target and the real drafters, once, over real prompts."""
+"""Recordings of the real target and the real drafters over real prompts."""

@@ -1,11 +1,11 @@
-"""Makes a recording: what each drafter would have proposed at every position of the target's own answers.
+"""Make a recording: what each drafter would have proposed at every position of the target's own answers.
 
     make recording PROMPTS=spec_bench.jsonl
 
-The target answers each prompt once, two thirds greedily and a third at temperature 0.7. For a greedy proposal, "equals
-the token that was sampled" has exactly the probability with which rejection sampling accepts it.
+The target answers each prompt once, two thirds of them greedily and a third at temperature 0.7. A greedy proposal
+equals the sampled token with exactly the probability with which rejection sampling accepts it.
 
-A batch of prompts is a part, a file of its own: what was interrupted, or stopped by `--minutes`, goes on where it was.
+Each batch of prompts is a part with a file of its own, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH, Recording, Trees, load, quantised
+from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH, Recording, Trees, load, quantise
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as lookup
 
 from bench.record import beams, blocks, chains
-from bench.record.parts import Part, joined, parts, trees_joined
-from bench.record.prompts import GROUPS, by_group
+from bench.record.parts import Part, join_recordings, join_trees, parts
+from bench.record.prompts import GROUPS, read_groups
 from setup.drafts import EAGLE, FIRST_LAYERS
 from setup.model import FOLDER
 from training.block_head import checkpoint as block_checkpoint
@@ -58,9 +58,9 @@ class Proposals(NamedTuple):
     depth: np.ndarray
     """(M,) leading proposals that the target agreed with."""
     proposed: np.ndarray
-    """(M,) A block head proposes fewer than DEPTH."""
+    """(M,) Proposed tokens: a block head proposes fewer than DEPTH."""
     confidence: np.ndarray
-    """(M, DEPTH)"""
+    """(M, DEPTH) Quantised confidences."""
 
 
 def main() -> int:
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the recording, .npz")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
-    all_parts = list(parts(by_group(options.prompts, options.count)))
+    all_parts = list(parts(read_groups(options.prompts, options.count)))
     options.parts.mkdir(parents=True, exist_ok=True)
     missing = [part for part in all_parts if not part.file(options.parts).exists()]
     models = _models(options.block_head) if missing else None
@@ -84,7 +84,7 @@ def main() -> int:
             print(f"{len(missing) - number} of {len(all_parts)} parts are left; the same command goes on with them")
             return 1
         _write(part, models, options.only, options.length, options.parts)
-    recording = joined([load(part.file(options.parts)) for part in all_parts], tuple(GROUPS))
+    recording = join_recordings([load(part.file(options.parts)) for part in all_parts], tuple(GROUPS))
     recording.save(options.output)
     print(f"{options.output}: {recording.answers} answers, {recording.start[-1]} positions")
     return 0
@@ -102,14 +102,14 @@ def _models(block_head: Path | None) -> Models:
 
 
 def _write(part: Part, models: Models, drafters: Collection[str], length: int, folder: Path) -> None:
-    """Sampled alike whichever parts were made before it."""
+    """Record a part and write its file. Sampling does not depend on the parts made before."""
     torch.manual_seed(zlib.crc32(part.name.encode()))
     prompts = [models.target.encode(text) for text in part.prompts]
     answers = models.target.write(prompts, length + DEPTH + 1, part.temperature)
     long = [answer for answer in answers if len(answer.tokens) - answer.prompt > 2 * DEPTH]
     rows = [_row(part, models, answer, drafters) for answer in long]
     partial = part.file(folder).with_suffix(".partial.npz")
-    _recording(rows, [part.group]).save(partial)
+    _join_rows(rows, [part.group]).save(partial)
     partial.rename(part.file(folder))
     print(f"{part.name}: {len(rows)} answers", flush=True)
 
@@ -129,60 +129,64 @@ def _row(part: Part, models: Models, answer: Answer, drafters: Collection[str]) 
 
 
 def _proposals(models: Models, answer: Answer, drafters: Collection[str]) -> dict[str, Proposals]:
-    """Return the proposals at each position whose next DEPTH tokens are known. The first
-    token of the answer comes from the prefill."""
+    """Return the proposals at each position whose next DEPTH tokens are known.
+
+    The answer's first token comes from the prefill, so the first position is after it.
+    """
     tokens, last = answer.tokens, len(answer.tokens) - DEPTH - 1
     count = last - answer.prompt
     target_tokens = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
     by_drafter = dict[str, Proposals]()
     if "lookup" in drafters:
-        by_drafter["lookup"] = _looked_up(tokens.numpy(), answer.prompt, target_tokens)
+        by_drafter["lookup"] = _look_up(tokens.numpy(), answer.prompt, target_tokens)
     if "eagle" in drafters:
-        by_drafter |= {name: _judged(made, target_tokens) for name, made in _of_eagle(models, answer, count)}
+        by_drafter |= {
+            name: _compare_with_target(made, target_tokens) for name, made in _propose_with_eagle(models, answer, count)
+        }
     text = tokens[:last]
     if "draft" in drafters:
-        made = chains.of_model(models.draft, text, answer.prompt, count, DEPTH, chains.everything)
-        by_drafter["draft"] = _judged(made, target_tokens)
+        made = chains.propose_with_model(models.draft, text, answer.prompt, count, DEPTH, chains.see_everything)
+        by_drafter["draft"] = _compare_with_target(made, target_tokens)
     for name, (sinks, window) in WINDOWS.items():
         if name in drafters:
-            visible = chains.sinks_and_window(sinks, window)
-            made = chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible)
-            by_drafter[name] = _judged(made, target_tokens)
+            visible = chains.see_sinks_and_window(sinks, window)
+            made = chains.propose_with_model(models.target.model, text, answer.prompt, count, DEPTH, visible)
+            by_drafter[name] = _compare_with_target(made, target_tokens)
     if models.block is not None:
-        made = blocks.of_block_head(models.block, models.target, answer, count)
-        by_drafter["block"] = _judged(made, target_tokens)
+        made = blocks.propose_with_block_head(models.block, models.target, answer, count)
+        by_drafter["block"] = _compare_with_target(made, target_tokens)
     return by_drafter
 
 
-def _of_eagle(models: Models, answer: Answer, count: int) -> Iterator[tuple[str, chains.Chains]]:
-    """The head's chains, by how much of the text it has read."""
+def _propose_with_eagle(models: Models, answer: Answer, count: int) -> Iterator[tuple[str, chains.Chains]]:
+    """Yield the head's chains for each extent of the text that it may have read."""
     coverages = {
-        "eagle": chains.everything,
-        "eagle/no-prompt": chains.without_prompt(answer.prompt),
-        "eagle/after-hole": chains.after_gap(GAP),
+        "eagle": chains.see_everything,
+        "eagle/no-prompt": chains.see_answer(answer.prompt),
+        "eagle/after-hole": chains.see_without_gap(GAP),
     }
     for name, visible in coverages.items():
-        made = chains.of_head(
+        made = chains.propose_with_head(
             models.head, models.target.embed, answer.tokens, answer.fused, answer.prompt - 1, count, DEPTH, visible
         )
         yield name, made
 
 
 def _trees(models: Models, answer: Answer) -> Trees:
-    """The head's beam at the positions of `_proposals`."""
+    """Record the head's beams at the positions of `_proposals`."""
     tokens, first, last = answer.tokens, answer.prompt - 1, len(answer.tokens) - DEPTH - 1
     count = last - answer.prompt
     target_tokens = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
-    made = beams.of_head(
-        models.head, models.target.embed, tokens, answer.fused, first, count, DEPTH, WIDTH, chains.everything
+    made = beams.propose_beams(
+        models.head, models.target.embed, tokens, answer.fused, first, count, DEPTH, WIDTH, chains.see_everything
     )
     odds = made.logprob - torch.log1p(-made.logprob.exp().clamp(max=1 - 1e-6))
     parent = made.parent.numpy().astype(np.int8)
-    return Trees(parent, quantised(odds.numpy()), _on_path(parent, (made.tokens == target_tokens[..., None]).numpy()))
+    return Trees(parent, quantise(odds.numpy()), _find_path(parent, (made.tokens == target_tokens[..., None]).numpy()))
 
 
-def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(M, K), as `Trees.on_path`. right (M, K, w): the node's token is the target's own so far behind."""
+def _find_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return (M, K), see `Trees.on_path`. right (M, K, w): whether a node's token is the target's at that depth."""
     place, paths = np.zeros(len(right), np.int8), np.full(right.shape[:2], OFF_PATH, np.int8)
     for depth in range(right.shape[1]):
         holds = right[:, depth] & (parent[:, depth] == place[:, None])
@@ -191,15 +195,15 @@ def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
     return paths
 
 
-def _judged(made: chains.Chains, target_tokens: Tensor) -> Proposals:
+def _compare_with_target(made: chains.Chains, target_tokens: Tensor) -> Proposals:
     length = made.tokens.shape[1]
     agreed = (made.tokens == target_tokens[:, :length]).int().cumprod(1).sum(1)
-    confidence = np.pad(quantised(made.confidence.numpy()), ((0, 0), (0, DEPTH - length)))
+    confidence = np.pad(quantise(made.confidence.numpy()), ((0, 0), (0, DEPTH - length)))
     return Proposals(agreed.numpy(), np.full(len(agreed), length), confidence)
 
 
-def _looked_up(tokens: np.ndarray, prompt: int, target_tokens: Tensor) -> Proposals:
-    """vLLM's own function; its confidence is the length of the match, in tokens."""
+def _look_up(tokens: np.ndarray, prompt: int, target_tokens: Tensor) -> Proposals:
+    """Propose with vLLM's own lookup. A confidence is the length of the match in tokens."""
     depth, proposed = np.zeros(len(target_tokens), int), np.zeros(len(target_tokens), int)
     confidence = np.zeros((len(target_tokens), DEPTH), np.int8)
     for place, expected in enumerate(target_tokens.numpy()):
@@ -219,7 +223,7 @@ def _match_length(text: np.ndarray) -> int:
     )
 
 
-def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
+def _join_rows(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
     lengths = [len(next(iter(row.proposals.values())).depth) for row in rows]
     names, trees = list(rows[0].proposals), [row.trees for row in rows if row.trees is not None]
 
@@ -236,7 +240,7 @@ def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
         depth=column("depth").astype(np.int8),
         proposed=column("proposed").astype(np.int8),
         confidence=column("confidence").astype(np.int8),
-        trees={"eagle": trees_joined(trees)} if trees else {},
+        trees={"eagle": join_trees(trees)} if trees else {},
     )
 
 

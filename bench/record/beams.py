@@ -1,7 +1,7 @@
 """What an EAGLE-3 head proposes as a tree at every position of a text at once (AdaServe, section 4.1).
 
-As `chains`: each position goes on by itself, now with the nodes of its beam. What a node sees of its own tree is its
-ancestors, so the keys of those stand in its row.
+Each position goes on by itself, as in `chains`, with the nodes of its beam. A node sees its ancestors in its tree, so
+the row of a node has the keys of these.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from training.eagle3.head import Head
 
 
 class Beams(NamedTuple):
-    """The w nodes of the likeliest paths at M positions, by depth, likeliest first; the greedy chain's node is
-    among them, the last one at the worst (`torch_engine.drafts.beam`). All (M, K, w)."""
+    """The w nodes of the likeliest paths at M positions and K depths, likeliest first. All (M, K, w).
+
+    The greedy chain's node is always among them; if need be it replaces the last one (`torch_engine.drafts.beam`).
+    """
 
     tokens: Tensor
     parent: Tensor
-    """The place of each node's parent among the w of the depth before; 0 for the first depth."""
+    """Index of each node's parent among the w nodes of the depth before; 0 at the first depth."""
     logprob: Tensor
     """Log-probability of the node, given its parent, in the drafter's distribution."""
 
 
 @torch.inference_mode()
-def of_head(
+def propose_beams(
     head: Head, embed: nn.Module, tokens: Tensor, fused: Tensor, first: int, count: int, length: int, width: int,
     visible: Visible,
 ) -> Beams:  # fmt: skip
-    """Return the beams at positions first..first+count-1; tokens (N + 1,), fused (N, 3H): see `chains.of_head`."""
+    """Return the beams at positions first..first+count-1; tokens (N + 1,), fused (N, 3H): see `chains`."""
     dtype = head.fc.weight.dtype
     state: Tensor = head.fc(fused[None].to(dtype))  # (1, N, H)
     n, chain = state.shape[1], list[tuple[Tensor, Tensor]]()
@@ -40,7 +42,7 @@ def of_head(
     state = attending_layer(head, embed(tokens[None, 1 : n + 1]).to(dtype), state, keys, seen, chain)[:, places]
     paths, chained, levels = torch.zeros(count, 1), torch.zeros(count, dtype=torch.long), []
     for step in range(length):
-        best = _grown(head, state[0], paths, chained, width)
+        best = _grow(head, state[0], paths, chained, width)
         levels.append(best)
         paths, chained = best.path, best.chained
         if step + 1 < length:
@@ -56,18 +58,19 @@ def of_head(
 
 
 class _Grown(NamedTuple):
-    """The next depth's nodes; all (M, w)."""
+    """Nodes of the next depth. All (M, w)."""
 
     token: Tensor
     parent: Tensor
     logprob: Tensor
     path: Tensor
     chained: Tensor
-    """(M,): the place of the greedy chain's node."""
+    """(M,): index of the greedy chain's node."""
 
 
-def _grown(head: Head, state: Tensor, paths: Tensor, chained: Tensor, width: int) -> _Grown:
-    """state (M * v, H), paths (M, v): of the v nodes of the depth before, log-probabilities; chained: (M,)"""
+def _grow(head: Head, state: Tensor, paths: Tensor, chained: Tensor, width: int) -> _Grown:
+    """Choose the w best children. state (M * v, H), paths (M, v): states and log-probabilities of the v nodes of the
+    depth before. chained: (M,), index of the greedy chain's node among them."""
     logs = head.lm_head(head.norm(state)).float().log_softmax(-1)
     edges, token = logs.topk(width, -1)  # (M * v, w)
     v = paths.shape[1]

@@ -1,4 +1,4 @@
-"""What a block head proposes at every position of a text at once: its blocks see the text's states before them."""
+"""What a block head proposes at every position of a text at once. A block sees the states of the text before it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from training.target import Answer, Target
 
 
 @torch.inference_mode()
-def of_block_head(head: BlockHead, target: Target, answer: Answer, count: int) -> Chains:
-    """Proposals behind each of the answer's first `count` tokens; both (count, BLOCK)."""
+def propose_with_block_head(head: BlockHead, target: Target, answer: Answer, count: int) -> Chains:
+    """Propose after each of the answer's first `count` tokens. The result's tensors are (count, BLOCK)."""
     stretch = stretch_of(answer, answer.prompt, count, answer.prompt)
     token = stretch.tokens[0, :count]
     states = head(target.embed, token[None], stretch.context, stretch.unseen)[0].to(target.output.dtype)

@@ -1,8 +1,8 @@
 """What a drafter proposes at every position of a text at once.
 
-A causal model reads the text in one pass. Then each position goes on by itself: its chain's next token attends to the
-text up to that position and to the chain's own tokens before it. That is a mask, so that eight passes over all
-positions do the work of eight passes at each.
+A causal model reads the text in one pass. Then each position goes on by itself: the next token of its chain attends to
+the text up to that position and to the chain's tokens before it. A mask says so, and K passes over all positions
+replace K passes at each position.
 """
 
 from __future__ import annotations
@@ -30,35 +30,37 @@ class Chains(NamedTuple):
     """Log-odds of the token in the drafter's own distribution."""
 
 
-def everything(positions: Tensor, keys: Tensor) -> Tensor:
+def see_everything(positions: Tensor, keys: Tensor) -> Tensor:
     return keys <= positions
 
 
-def without_prompt(prompt: int) -> Visible:
+def see_answer(prompt: int) -> Visible:
     return lambda positions, keys: (keys >= prompt - 1) & (keys <= positions)
 
 
-def after_gap(width: int) -> Visible:
-    """The `width` positions before each one were never read."""
+def see_without_gap(width: int) -> Visible:
+    """Hide the `width` positions before each position: the drafter never read them."""
     return lambda positions, keys: ((keys < positions - width) | (keys == positions)) & (keys <= positions)
 
 
-def sinks_and_window(sinks: int, window: int) -> Visible:
+def see_sinks_and_window(sinks: int, window: int) -> Visible:
     return lambda positions, keys: ((keys < sinks) | (keys > positions - window)) & (keys <= positions)
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., V) to the best token and its log-odds, both (...)."""
+    """Return the best token and its log-odds, both (...). logits: (..., V)."""
     logs = logits.float().log_softmax(-1)
     best, token = logs.max(-1)
     return token, best - torch.log1p(-best.exp().clamp(max=1 - 1e-6))
 
 
 @torch.inference_mode()
-def of_model(model: PreTrainedModel, tokens: Tensor, first: int, count: int, length: int, visible: Visible) -> Chains:
-    """A whole language model at positions first..first+count-1 of tokens (N,); `visible` holds for the chain alone.
+def propose_with_model(
+    model: PreTrainedModel, tokens: Tensor, first: int, count: int, length: int, visible: Visible
+) -> Chains:
+    """Propose with a language model at positions first..first+count-1 of tokens (N,).
 
-    The text itself is read with all it can see, as the target's cache was written.
+    visible: applies to the chains alone; the text is read with full attention, as the target's cache was written.
     """
     n, cache = len(tokens), DynamicCache()
     out = model(tokens[None], past_key_values=cache, use_cache=True)
@@ -66,7 +68,7 @@ def of_model(model: PreTrainedModel, tokens: Tensor, first: int, count: int, len
     keys = torch.arange(n)[None]
     mask = visible(positions[:, None], keys)  # (M, N)
     own = torch.eye(count, dtype=torch.bool)
-    if visible is everything:
+    if visible is see_everything:
         token, sure = greedy(out.logits[0, positions])
         steps = 1
     else:  # the last token is processed again, over the visible tokens
@@ -88,10 +90,10 @@ def of_model(model: PreTrainedModel, tokens: Tensor, first: int, count: int, len
 
 
 @torch.inference_mode()
-def of_head(
+def propose_with_head(
     head: Head, embed: nn.Module, tokens: Tensor, fused: Tensor, first: int, count: int, length: int, visible: Visible
 ) -> Chains:
-    """An EAGLE-3 head at positions first..first+count-1; at position p it has read the token p + 1.
+    """Propose with an EAGLE-3 head at positions first..first+count-1; at position p it has read the token p + 1.
 
     tokens (N + 1,), fused (N, 3H): the target's states.
     """
@@ -116,7 +118,10 @@ def of_head(
 def attending_layer(
     head: Head, token: Tensor, state: Tensor, places: Tensor, seen: Tensor, chain: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """The head's one layer. token, state (1, M, H); seen (M, N): the text's keys; chain: the text's, then its own."""
+    """Run the head's layer. token, state (1, M, H); seen (M, N): visible keys of the text.
+
+    chain: keys and values of the text, then of the chain's tokens.
+    """
     layer = head.midlayer
     x = torch.cat([layer.input_layernorm(token), layer.hidden_norm(state)], -1)
     state = state + _attend(layer.self_attn, x, head.rotary(state, places[None]), seen, chain)

@@ -1,4 +1,4 @@
-"""A recording in parts: a batch of prompts each, so that hours of work need not be done in one go."""
+"""A recording in parts of a batch of prompts, so that hours of work can be done piece by piece."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_runtime.simulate.recording import Recording, Trees
 
 SAMPLED = 0.7
 ONE_IN = 3
-"""One prompt in so many is answered at the temperature SAMPLED, the others greedily."""
+"""Every third prompt is answered at the temperature SAMPLED, the others greedily."""
 BATCH = 16
 
 
@@ -31,7 +31,7 @@ class Part:
 
 
 def parts(groups: Mapping[str, Sequence[str]]) -> Iterator[Part]:
-    """Every prompt once."""
+    """Split the prompts into parts; each prompt is in one."""
     for group, prompts in groups.items():
         greedy = [prompt for place, prompt in enumerate(prompts) if place % ONE_IN]
         for temperature, chosen in ((0.0, greedy), (SAMPLED, prompts[::ONE_IN])):
@@ -39,8 +39,8 @@ def parts(groups: Mapping[str, Sequence[str]]) -> Iterator[Part]:
                 yield Part(group, temperature, start // BATCH, tuple(chosen[start : start + BATCH]))
 
 
-def joined(recordings: Sequence[Recording], groups: tuple[str, ...]) -> Recording:
-    """One after the other. All are of the same drafters, and each one's groups are among `groups`."""
+def join_recordings(recordings: Sequence[Recording], groups: tuple[str, ...]) -> Recording:
+    """Concatenate recordings of the same drafters. groups: all groups, in the order of their numbers."""
     starts = np.cumsum([0, *(recording.start[-1] for recording in recordings)])
     numbers = [np.array([groups.index(name) for name in recording.groups], np.int16) for recording in recordings]
     return Recording(
@@ -55,10 +55,10 @@ def joined(recordings: Sequence[Recording], groups: tuple[str, ...]) -> Recordin
         depth=np.concatenate([recording.depth for recording in recordings], axis=1),
         proposed=np.concatenate([recording.proposed for recording in recordings], axis=1),
         confidence=np.concatenate([recording.confidence for recording in recordings], axis=1),
-        trees={name: trees_joined([recording.trees[name] for recording in recordings]) for name in recordings[0].trees},
+        trees={name: join_trees([recording.trees[name] for recording in recordings]) for name in recordings[0].trees},
     )
 
 
-def trees_joined(trees: Sequence[Trees]) -> Trees:
+def join_trees(trees: Sequence[Trees]) -> Trees:
     parts = ("parent", "confidence", "on_path")
     return Trees(*(np.concatenate([getattr(tree, part) for tree in trees]) for part in parts))

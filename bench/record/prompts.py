@@ -11,13 +11,13 @@ GROUPS = {
     "reasoning": ("reasoning", "math", "math_reasoning", "coding"),
     "reading": ("extraction", "summarization", "rag"),
 }
-"""Groups of prompts: to talk, to calculate, or to answer from a text in the prompt."""
+"""Group -> categories. `reading` answers from a text in the prompt."""
 
 
-def by_group(path: Path, count: int) -> dict[str, list[str]]:
-    """`count` prompts of each group, its categories in turn.
+def read_groups(path: Path, count: int) -> dict[str, list[str]]:
+    """Read `count` prompts of each group, taking its categories in turn.
 
-    path: JSON lines with `category` and `turns`, as Spec-Bench has them. Raises ValueError where a group has too few.
+    path: JSON lines with `category` and `turns`, in Spec-Bench's form. Raises ValueError if a group has too few.
     """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     groups = {}

@@ -27,7 +27,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one process does in one go."""
+    """Work of one process."""
 
     part: str
     name: str
@@ -49,7 +49,7 @@ def main() -> int:
         print(tables(json.loads(options.output.read_text())))
         return 0
     if not options.judge:
-        replayed = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
+        replayed = measure(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
         options.output.write_text(json.dumps(replayed, indent=1) + "\n")
     _print(json.loads(options.output.read_text()))
     return 0
@@ -69,7 +69,7 @@ def _options() -> argparse.Namespace:
 
 
 def _print(document: dict[str, Any]) -> None:
-    """The verdicts."""
+    """Print the verdict of each bar, and a summary."""
     bars = [Bar(**bar) for bar in document["bars"]]
     for bar in sorted(bars, key=lambda verdict: (verdict.name, verdict.holds, verdict.where)):
         print(bar.line())
@@ -79,8 +79,8 @@ def _print(document: dict[str, Any]) -> None:
         print(f"left out for lack of time: {'; '.join(document['leftOut'])}")
 
 
-def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str, Any]:
-    """Runs what fits into the time, in the plan's order; says what did not."""
+def measure(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str, Any]:
+    """Run the jobs that fit into the time, in the plan's order; the result names those left out."""
     until = time.monotonic() + 60 * minutes
     done: list[Done] = []
     waiting, left_out = [job for job in jobs(size) if job.part in parts], list[str]()
@@ -92,7 +92,7 @@ def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str,
                 if time.monotonic() > until:
                     left_out.append(job.name)
                 else:
-                    running.add(executor.submit(run, job))
+                    running.add(executor.submit(run_job, job))
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 done.append(future.result())
@@ -103,7 +103,7 @@ def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str,
     return document(done) | {"leftOut": left_out, "profiles": profiles.documents(size.worlds)} | seeds
 
 
-def run(job: Job) -> Done:
+def run_job(job: Job) -> Done:
     cells, began_s = COUNT.cells, time.process_time()
     job_output = job.work(*job.arguments)
     return Done(job, job_output, COUNT.cells - cells, time.process_time() - began_s)
@@ -159,7 +159,7 @@ def _figures(by_part: dict[str, list[Any]]) -> dict[str, Any]:
             {
                 "world": judged.point.case.world, "acceptance": judged.point.case.acceptance,
                 "group": judged.point.case.group,
-                "requests": judged.point.requests, "best": judged.best, "goodput": rounded(judged.figures),
+                "requests": judged.point.requests, "best": judged.best, "goodput": round_figures(judged.figures),
             }
             for judged in by_part["static"]
         ],
@@ -172,13 +172,13 @@ def _figures(by_part: dict[str, list[Any]]) -> dict[str, Any]:
         ],
         "slo": [slo_mix.document(judged) for judged in by_part["slo"]],
         "pool": [
-            {"case": str(judged.case), "requests": judged.requests, "goodput": rounded(judged.figures)}
+            {"case": str(judged.case), "requests": judged.requests, "goodput": round_figures(judged.figures)}
             for judged in (*by_part["pool"], *by_part["block"])
         ],
     }  # fmt: skip
 
 
-def rounded(figures: dict[str, list[float]]) -> dict[str, list[float]]:
+def round_figures(figures: dict[str, list[float]]) -> dict[str, list[float]]:
     return {name: [round(value, 1) for value in values] for name, values in figures.items()}
 
 

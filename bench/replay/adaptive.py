@@ -1,9 +1,9 @@
-"""vLLM 0.32's adaptive verification, as `vllm/v1/worker/gpu/spec_decode/adaptive_verification.py` has it.
+"""vLLM 0.32's adaptive verification: `vllm/v1/worker/gpu/spec_decode/adaptive_verification.py` in numpy.
 
-K tokens are drafted for every request at every step. How many are verified in all is the argmax of estimated tokens by
-cost, on the host, by the confidences of the step before. Which ones they are is decided on the device, by this step's.
-A confidence is the acceptance that `acceptance_estimator.py` predicts from the drafter's log-odds, and calibrates while
-it serves. Shapes: N requests, K draft tokens.
+K tokens are drafted for every request at every step. The host chooses how many are verified in all: the argmax of
+estimated tokens / cost, by the confidences of the step before. The device chooses which ones, by this step's. A
+confidence is the acceptance that `acceptance_estimator.py` predicts from the drafter's log-odds, calibrated while
+serving. Shapes: N requests, K draft tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAMPING_OBSERVATIONS = 50.0
 RIDGE = 1e-3
 
 Curve = Sequence[tuple[int, float]]
-"""Size and milliseconds, by size."""
+"""(size, milliseconds), in ascending order of size."""
 
 
 class AcceptanceEstimator:
@@ -40,14 +40,14 @@ class AcceptanceEstimator:
         self._steps = 0
 
     def predict(self, slots: Ints, log_odds: Floats) -> Floats:
-        """(N, K) acceptance of the tokens that were just drafted. log_odds: (N, K)"""
+        """Return the acceptance (N, K) of the tokens that were just drafted. log_odds: (N, K)"""
         features = np.clip(log_odds, -MOST_LOG_ODDS, MOST_LOG_ODDS)
         chances = _sigmoid(self.slope * features + self.intercepts)
         self._features[slots], self._predictions[slots] = features, chances
         return chances
 
     def observe(self, slots: Ints, accepted: Ints, verified: Ints) -> None:
-        """A step's verdicts on what was drafted for it: accepted tokens and the first rejected one are trials."""
+        """Learn from a step's verdicts: accepted tokens and the first rejected one are trials."""
         depth = np.arange(len(self.intercepts))
         tried = (depth <= accepted[:, None]) & (depth < verified[:, None])
         x, p = self._features[slots], self._predictions[slots]
@@ -61,7 +61,7 @@ class AcceptanceEstimator:
             self._refit()
 
     def _refit(self) -> None:
-        """One Newton step for the shared slope and each depth's intercept, damped by the number of trials."""
+        """Make one Newton step for the shared slope and each depth's intercept, damped by the number of trials."""
         (a, b, c), (slopes, intercepts) = self._information.T, self._gradient.T
         c = c + RIDGE
         step = (slopes.sum() - (b * intercepts / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
@@ -75,16 +75,16 @@ class AcceptanceEstimator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostTables:
-    """Milliseconds."""
+    """Times in milliseconds."""
 
     draft: Floats
-    """Drafting, by requests."""
+    """Time of drafting, by requests."""
     verify: Floats
-    """The target's pass, by tokens."""
+    """Time of the target's pass, by tokens."""
 
 
 class AdaptiveVerification:
-    """What the worker keeps, by slot."""
+    """The worker's state, by slot."""
 
     def __init__(self, slots: int, k: int, costs: CostTables) -> None:
         self._costs = costs
@@ -94,38 +94,38 @@ class AdaptiveVerification:
         """Confidences of the step before, which reached the host in time."""
 
     def add(self, slots: Ints) -> None:
-        """New requests take these slots."""
+        """Reset the slots of new requests."""
         self._confidences[slots] = self._stale[slots] = 1.0
 
     def keep(self, slots: Ints, others: Ints, scheduled: Ints, sampling: int) -> Ints:
-        """(N,) draft tokens to verify. others, scheduled: (N,) further tokens of the step, and draft tokens.
+        """Return the draft tokens (N,) to verify. others, scheduled: (N,) further tokens of the step, and draft tokens.
         sampling: requests that get a token."""
         scores = survivals(self._stale[slots], scheduled)
         most = budget(np.sort(scores[scores >= 0])[::-1], int(others.sum()), len(slots), sampling, self._costs)
-        return assigned(self._confidences[slots], scheduled, most)
+        return assign(self._confidences[slots], scheduled, most)
 
     def step(self, slots: Ints, accepted: Ints, verified: Ints, log_odds: Floats) -> None:
-        """The target's verdicts (N,), then the drafter's log-odds (N, K) for the next step."""
+        """Take in the target's verdicts (N,), then the drafter's log-odds (N, K) for the next step."""
         self._estimator.observe(slots, accepted, verified)
         self._stale[:] = self._confidences
         self._confidences[slots] = self._estimator.predict(slots, log_odds)
 
 
 def survivals(confidences: Floats, scheduled: Ints) -> Floats:
-    """(N, K) running products; -1 beyond the scheduled draft tokens."""
+    """Return the running products (N, K); -1 beyond the scheduled draft tokens."""
     beyond = np.arange(confidences.shape[1]) >= scheduled[:, None]
     return np.where(beyond, -1.0, confidences.cumprod(1))
 
 
 def budget(scores: Floats, others: int, requests: int, sampling: int, costs: CostTables) -> int:
-    """Draft tokens to verify in all: argmax of (sampling + the best scores) / (drafting + verifying)."""
+    """Return the draft tokens to verify in all: argmax of (sampling + the best scores) / (drafting + verifying)."""
     tokens = sampling + np.concatenate(([0.0], np.cumsum(scores)))
     verify = costs.verify[others : others + len(tokens)]
     return int(np.argmax(tokens[: len(verify)] / (costs.draft[requests] + verify)))
 
 
-def assigned(confidences: Floats, scheduled: Ints, most: int) -> Ints:
-    """(N,) draft tokens of each request among the `most` that are likeliest to be accepted."""
+def assign(confidences: Floats, scheduled: Ints, most: int) -> Ints:
+    """Return (N,): how many of each request's draft tokens are among the `most` likeliest to be accepted."""
     scores = survivals(confidences, scheduled)
     best = np.argsort(-scores, axis=None, kind="stable")[: min(most, int(scheduled.sum()))]
     return np.bincount(best // scores.shape[1], minlength=len(scheduled)).astype(np.int64)
@@ -156,7 +156,7 @@ def cost_tables(world: World, drafter: str, k: int, requests: int) -> CostTables
 
 
 def table(limit: int, curve: Curve, graph_tokens: int) -> Floats:
-    """(limit + 1,): steps up to the largest graph, straight between the sizes beyond it."""
+    """Return (limit + 1,): a staircase up to the largest graph, linear between the sizes beyond it."""
     sizes, ms = np.array(curve, float).T
     ms = np.maximum.accumulate(ms)
     values = np.arange(limit + 1)

@@ -1,4 +1,4 @@
-"""What must hold: ratios of ours to another on the same seed, judged at their 5% quantile."""
+"""Bars: the least ratio ours / another system, at the 5% quantile over paired seeds."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def summary(bars: Sequence[Bar]) -> list[str]:
     return lines
 
 
-def low(ratios: Sequence[float]) -> float:
-    """The 5% quantile over seeds."""
+def low_quantile(ratios: Sequence[float]) -> float:
+    """Return the 5% quantile over seeds."""
     return float(np.quantile(np.asarray(ratios, float), QUANTILE))
 
 
-def paired(ours: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Ours by the other's, seed by seed."""
+def pair_ratios(ours: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Return ours / other, seed by seed."""
     return [mine / theirs for mine, theirs in zip(ours, other, strict=True)]
 
 
 def best_on_means(figures: Mapping[str, Sequence[float]]) -> str:
-    """The name whose mean over seeds is largest: a best setting is not chosen again for each seed."""
+    """Return the name with the largest mean: the best setting is chosen once, not for each seed."""
     return max(figures, key=lambda name: float(np.mean(figures[name])))
 
 
@@ -62,6 +62,6 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-def closed_gap(ours: Speeds, single: Speeds, oracle: Speeds) -> Speeds:
-    """Share of the way from the best single setting to the oracle that ours has gone."""
+def share_of_gap(ours: Speeds, single: Speeds, oracle: Speeds) -> Speeds:
+    """Return the share of the gap between the best single setting and the oracle that ours closes."""
     return (ours - single) / (oracle - single)

@@ -19,7 +19,7 @@ class ByBatchSize(Fixed):
     """vLLM's `num_speculative_tokens_per_batch_size`. At 0 the draft does not run: a head has a gap then."""
 
     def __init__(self, drafters: Sequence[Drafter], drafter: int, table: Sequence[int]) -> None:
-        """table: k by the number of requests, from 1 on; its last entry for more."""
+        """table: k by the number of requests, from 1 on; the last entry holds for more."""
         super().__init__(drafters, drafter)
         self._table = table
 
@@ -28,7 +28,7 @@ class ByBatchSize(Fixed):
 
 
 def tuned_table(world: World, recording: Recording, drafter: str, longest: int, requests: int = 256) -> list[int]:
-    """The best k at each batch size for this recording's mean acceptance: what a user would find by trying them all."""
+    """Find the best k at each batch size for this recording's mean acceptance, as a user would by trying them all."""
     gains = 1 + np.cumsum(np.cumprod(mean_acceptance_rates(recording, drafter)))[:longest]
     table = []
     for n in range(1, requests + 1):

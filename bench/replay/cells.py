@@ -1,4 +1,4 @@
-"""One policy on one load: a cell, and what came of it."""
+"""A cell: one policy on one load, and its result."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Result:
     goodput: float
-    """Tokens a second: of a closed load while all clients are served, after each one's first request; of an open load
-    over the whole."""
+    """Tokens per second. In a closed load: after each client's first request, while all clients are served."""
     latency_s: float
-    """Mean over requests, from arrival to the last token."""
+    """Mean request latency, from arrival to the last token."""
     draft_length: float
-    """Proposals verified of a request in a step."""
+    """Mean proposals verified per request and step."""
     steps: int
     ttft_s: Floats
     tpot_s: Floats
@@ -54,7 +53,7 @@ def _result(engine: ReplayEngine) -> Result:
     goodput = float(tokens.sum() / engine.now)
     if load.clients is not None:
         started = int(np.searchsorted(log.output_at_s, requests.done_s[: load.clients].max(), side="right"))
-        goodput = _steady(tokens[started:], step_s[started:], np.array(log.requests)[started:], load.clients)
+        goodput = _steady_goodput(tokens[started:], step_s[started:], np.array(log.requests)[started:], load.clients)
     further = np.maximum(1, load.output - 1)
     return Result(
         goodput=goodput,
@@ -69,8 +68,8 @@ def _result(engine: ReplayEngine) -> Result:
     )
 
 
-def _steady(tokens: NDArray[np.int64], step_s: Floats, requests: NDArray[np.int64], clients: int) -> float:
-    """While all clients are served."""
+def _steady_goodput(tokens: NDArray[np.int64], step_s: Floats, requests: NDArray[np.int64], clients: int) -> float:
+    """Return tokens/s up to the last step in which all clients are served."""
     full = np.flatnonzero(requests >= clients)
     last = full[-1] + 1 if len(full) else len(tokens)
     return float(tokens[:last].sum() / step_s[:last].sum())

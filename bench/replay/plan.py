@@ -1,5 +1,4 @@
-"""What `make bench` measures, in order of what a reader asks first. Sizes are chosen so that a whole run stays
-below 8,000 cells."""
+"""What `make bench` measures, the most important first. Sizes keep a whole run below 8,000 cells."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ TOKENS = 128
 """Tokens of an answer."""
 SHIFTED = ("llama-3.1-8b-h200", "llama-3.1-8b-a100")
 WORLDS = tuple(name for name in POOLS if name != "llama-3.1-8b-h100")
-"""An H100's steps are those of an H200 but for its memory."""
+"""Worlds of the bars. An H100 has the steps of an H200 with slower memory, so it is left out."""
 MIXED = (("a lookup suits reading", "llama-3.1-8b-h200"), ("two models suit one group each", "llama-3.1-70b-4xh100"))
 TRACE = Path(__file__).parents[1] / "data" / "azure_code_2023.csv"
 
@@ -47,7 +46,7 @@ QUICK = Size(seeds=3, screening=2, fewer=2, batches=(8, 128), worlds=SHIFTED)
 
 
 def points(size: Size) -> list[Point]:
-    """Every world at every batch, each world lifted to every acceptance in turn; then as recorded, a group in turn."""
+    """Return every world at every batch, lifted to the acceptances in turn; then as recorded, the groups in turn."""
     lifted = [
         Point(Case(name, LIFTED[(number + place) % len(LIFTED)]), requests)
         for number, name in enumerate(size.worlds)
@@ -65,7 +64,7 @@ def points(size: Size) -> list[Point]:
 
 
 def fits(name: str, requests: int) -> bool:
-    """Rows of long contexts begin at 32 requests, a CPU serves no 128; memory holds no more than the world says."""
+    """Whether the world has rows for so many requests (long contexts begin at 32, a CPU ends there) and the memory."""
     if name.endswith("long"):
         return requests >= 32
     if name.endswith("cpu"):
@@ -80,7 +79,7 @@ def wrong_points(size: Size) -> list[Point]:
 # -- what shifts ------------------------------------------------------------------------------------------------------
 
 PHASE_STEPS = 600
-"""Steps of plain decoding of 32 requests: seconds, if a step takes ten milliseconds."""
+"""Length of a phase in steps of plain decoding of 32 requests: 6 s at 10 ms per step."""
 LOADS = (0.05, 0.6, 1.3, 0.1, 0.8, 0.05)
 """Shares of what plain decoding can serve."""
 STEADY = 0.3
@@ -104,7 +103,7 @@ def _shifts(name: str) -> list[Shift]:
 
 
 def trace(name: str, acceptance: float) -> Shift:
-    """The arrivals of Azure's trace, brought to half of the capacity; its phases are as many requests each."""
+    """Scale the arrivals of Azure's trace to half of the capacity; each phase has the same number of requests."""
     full, seconds = capacity(name), WINDOWS * WINDOW_STEPS * step_s(name, 32)
     window_requests = round(seconds * OF_CAPACITY * full / WINDOWS)
     at_s = _trace(WINDOWS * window_requests + 1)
@@ -124,7 +123,7 @@ def _trace(count: int) -> NDArray[np.float64]:
 
 
 def capacity(name: str, requests: int = 128, prompt: int = 300) -> float:
-    """Requests a second that plain decoding finishes with so many at a time, each with a prompt to read."""
+    """Return the requests/s that plain decoding finishes with so many at a time, prefill included."""
     hardware = world(name)
     reading_s = hardware.target_s(Pass(prompt + requests, requests, 400, requests + 1, ((prompt, 0),)))
     decoding_s = step_s(name, requests)
@@ -140,7 +139,7 @@ def step_s(name: str, requests: int) -> float:
 
 
 def mixes(size: Size) -> list[Mix]:
-    """SLO classes, at rates from half of the capacity up."""
+    """Return the SLO mixes, at rates from half of the capacity up."""
     coarse = tuple(round(0.5 + 0.15 * step, 2) for step in range(6))
     return [
         Mix(Case(name, 0.7), step_s(name, 1), capacity(name), coarse, 0.05) for name in SHIFTED if name in size.worlds
@@ -148,13 +147,13 @@ def mixes(size: Size) -> list[Mix]:
 
 
 def pools() -> list[tuple[Case, int]]:
-    """Pools on mixed prompts: synthetic ones at several batches, and the recorded one."""
+    """Return pools on mixed prompts: synthetic ones at several batches, and the recorded one."""
     cases = [(Case(name, mix=mix), requests) for mix, name in MIXED for requests in (2, 8, 32)]
     return cases + [(Case(name), 8) for name in SHIFTED]
 
 
 def block_pools() -> list[tuple[Case, int]]:
-    """Pools with the recorded block head, as recorded and lifted to what a larger target accepts."""
+    """Return pools with the recorded block head, as recorded and lifted to what a larger target accepts."""
     names = ("block", "eagle", "lookup")
     return [
         (Case(world, acceptance, drafters=names), requests)

@@ -1,4 +1,4 @@
-"""How well the profiles that ours mounts predict the worlds' own step times: what the controller decides by."""
+"""Error of the profiles that the loop mounts against the worlds' own step times."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ REQUESTS, CONTEXT = (1, 3, 6, 12, 24, 48, 96), 600
 
 
 def documents(worlds: Sequence[str]) -> dict[str, object]:
-    """Contexts, by world."""
+    """Return the errors by world and part."""
     return {name: document(name) for name in worlds}
 
 
 def document(name: str) -> dict[str, object]:
-    """Predicted by the world's seconds, less 1: median size and the largest, of verifying steps, of drafts."""
+    """Return median and largest of predicted / true seconds - 1, for steps of the target and for each drafter."""
     rows = {"target": list(_steps(name))} | {
         drafter.name: list(_drafts(name, drafter.name)) for drafter in pool(Case(name))
     }
     return {
-        part: {"medianErrorPercent": _percent(np.median(np.abs(errors))), "worstErrorPercent": _percent(_worst(errors))}
+        part: {
+            "medianErrorPercent": _percent(np.median(np.abs(errors))),
+            "worstErrorPercent": _percent(_largest(errors)),
+        }
         for part, errors in rows.items()
     }
 
@@ -51,7 +54,7 @@ def _shape(requests: int, tokens: int) -> Shape:
     return Shape(requests * CONTEXT, tokens, requests, CONTEXT * tokens / 1000)
 
 
-def _worst(errors: list[float]) -> float:
+def _largest(errors: list[float]) -> float:
     return max(errors, key=abs)
 
 

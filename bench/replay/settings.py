@@ -24,7 +24,7 @@ from outrider_runtime.simulate.worlds import world as worlds
 from bench.host_costs import added_us
 from bench.replay.adaptive import Adaptive, cost_tables
 from bench.replay.baselines import ByBatchSize, tuned_table
-from bench.replay.synthetic import MIXES, by_category
+from bench.replay.synthetic import MIXES, draw_by_category
 
 LONGEST = 5
 """Most draft tokens of every policy."""
@@ -36,7 +36,7 @@ BLOCK = "block"
 BLOCK_TOKENS = 4
 """Proposals of the recorded block head."""
 PROFILES = 4
-"""Different noisy profiles; a seed takes one in turn."""
+"""Number of noisy profiles; the seeds take them in turn."""
 TRAITS = service_manifest.TRAITS | {
     "sparse": replace(service_manifest.TRAITS["sparse"], kv_budget=512),
     BLOCK: replace(service_manifest.BLOCK, most_tokens=BLOCK_TOKENS),
@@ -57,7 +57,7 @@ VARLEN_GRAPHS = frozenset(("llama-3.1-8b-h200", "llama-3.1-8b-h100", "llama-3.1-
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a cell holds fixed for every policy."""
+    """World, recording and pool, which are the same for every policy."""
 
     world: str
     acceptance: float | None = None
@@ -75,20 +75,20 @@ class Case:
 
 @cache
 def recording(acceptance: float | None = None, mix: str | None = None, *, block: bool = False) -> Recording:
-    """block: the recording that has a block head."""
+    """Load a recording. block: the one that has a block head."""
     real = recordings.load_shipped_with_block_head() if block else recordings.load_shipped()
     if mix is not None:
-        return by_category(real, MIXES[mix], seed=0)
+        return draw_by_category(real, MIXES[mix], seed=0)
     return real if acceptance is None else recordings.lift(real, acceptance, seed=0)
 
 
-def recording_of(case: Case) -> Recording:
+def case_recording(case: Case) -> Recording:
     return recording(case.acceptance, case.mix, block=BLOCK in (case.drafters or ()))
 
 
 @cache
 def world(name: str) -> worlds.World:
-    """A composed one has a block head, too, from its EAGLE head."""
+    """Load a world; a composed one gets a block head, too, made from its EAGLE head."""
     loaded = worlds.load(name)
     eagle = loaded.drafters.get("eagle")
     if not isinstance(eagle, worlds.Passes):
@@ -108,12 +108,12 @@ def profile(name: str, drafters: tuple[Drafter, ...], seed: int, longest: int = 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A policy by name; `build` gives a fresh one for a case and a seed."""
+    """A named policy; `build` makes a new one for a case and a seed."""
 
     name: str
     build: Callable[[Case, int], Policy]
     loop: bool = False
-    """The loop, as it runs in vLLM: decisions take time, and drafters' confidences do not reach it."""
+    """Whether it is the loop as in vLLM: decisions take time, and drafters' confidences do not reach it."""
     patience_s: tuple[float, ...] = ()
     """Patience of each SLO class, for a policy that admits requests by deadline."""
 
@@ -123,7 +123,7 @@ def setting(case: Case, system: System) -> Setting:
     limits = Limits(max_requests=MOST_REQUESTS, kv_tokens=hardware.kv_tokens)
     cost = added_us([drafter.name for drafter in pool(case)]) if system.loop else ((1, 0.0),)
     return Setting(
-        hardware, recording_of(case), pool(case), limits, cost, _asynchronous(case), device_ranks(case),
+        hardware, case_recording(case), pool(case), limits, cost, _asynchronous(case), device_ranks(case),
         system.patience_s,
         not system.loop,
     )  # fmt: skip
@@ -135,14 +135,14 @@ def device_ranks(case: Case) -> bool:
 
 
 def _asynchronous(case: Case) -> bool:
-    """vLLM schedules asynchronously on GPUs."""
+    """Whether vLLM schedules asynchronously there, as on GPUs."""
     return not case.world.endswith("cpu")
 
 
 Distort = Callable[[LatencyModel], LatencyModel]
 
 
-def ours(
+def loop_system(
     name: str = "ours", *, classes: tuple[SLOClass, ...] = (), admission: bool = True, speculates: bool = True,
     distort: Distort | None = None,
 ) -> System:  # fmt: skip
@@ -161,12 +161,12 @@ def ours(
     return System(name, build, loop=True, patience_s=tuple(map(patience_s, classes)))
 
 
-def plain() -> System:
+def plain_decoding() -> System:
     return System("plain", lambda case, _: Fixed(pool(case)))
 
 
 def statics(case: Case, lengths: Sequence[int] = STATIC) -> list[System]:
-    """Every drafter at every length; a block drafter's whole block in place of what exceeds it."""
+    """Return every drafter at every length; a length above a block drafter's block becomes the block."""
     return [
         _static(number, drafter.name, k)
         for number, drafter in enumerate(pool(case))
@@ -178,16 +178,16 @@ def _static(number: int, name: str, k: int) -> System:
     return System(f"{name}, k = {k}", lambda case, _: Fixed(pool(case), number, k))
 
 
-def by_batch_size() -> System:
+def batch_size_table() -> System:
     return System("table by batch size", lambda case, _: ByBatchSize(pool(case), 0, _table(case)))
 
 
 @cache
 def _table(case: Case) -> list[int]:
-    return tuned_table(world(case.world), recording_of(case), pool(case)[0].name, LONGEST)
+    return tuned_table(world(case.world), case_recording(case), pool(case)[0].name, LONGEST)
 
 
-def adaptive() -> System:
+def adaptive_verification() -> System:
     def build(case: Case, _: int) -> Policy:
         costs = cost_tables(world(case.world), pool(case)[0].name, LONGEST, MOST_REQUESTS)
         return Adaptive(pool(case), 0, LONGEST, costs, SLOTS)
@@ -196,10 +196,10 @@ def adaptive() -> System:
 
 
 def singles(case: Case) -> Mapping[str, System]:
-    """Settings that never change: no speculation, and every drafter at every length."""
-    return {system.name: system for system in (plain(), *statics(case))}
+    """Return the settings that never change: no speculation, and every drafter at every length."""
+    return {system.name: system for system in (plain_decoding(), *statics(case))}
 
 
-def others(case: Case) -> Mapping[str, System]:
-    further = [by_batch_size(), adaptive()] if case.world in VARLEN_GRAPHS else [by_batch_size()]
+def baselines(case: Case) -> Mapping[str, System]:
+    further = [batch_size_table(), adaptive_verification()] if case.world in VARLEN_GRAPHS else [batch_size_table()]
     return {**singles(case), **{system.name: system for system in further}}

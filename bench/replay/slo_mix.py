@@ -1,4 +1,4 @@
-"""Bar 3: three classes, 60/20/20, at rising rates. What admission gives and what speculation gives are shown apart."""
+"""Bar 3: three classes, 60/20/20, at rising rates; admission and speculation are also measured alone."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_classes, open_load, poisson
 
-from bench.replay.bars import Bar, best_on_means, low
+from bench.replay.bars import Bar, best_on_means, low_quantile
 from bench.replay.cells import Result, run
-from bench.replay.settings import Case, System, others, ours, recording_of
+from bench.replay.settings import Case, System, baselines, case_recording, loop_system
 
 SHARES = np.array([0.6, 0.2, 0.2])
 TIGHTNESS = (("interactive", 1.6, 60.0), ("chat", 3.0, 120.0), ("batch", 20.0, 4000.0))
-"""TPOT and TTFT of a class, in steps of plain decoding for one request."""
+"""(class, TPOT, TTFT), in steps of plain decoding for one request."""
 ATTAINED, MOST_MISSES, TTFT_FACTOR = 0.90, 0.5, 1.05
 QUANTILES = (0.50, 0.99)
 REQUESTS = 300
 LENGTHS = Lengths(300, 128)
 CANDIDATES = 2
-"""Baselines that are looked at in fine steps."""
+"""Best baselines whose rates are searched in fine steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ def classes(step_s: float) -> tuple[SLOClass, ...]:
 def load(case: Case, rate_per_s: float, seed: int) -> Workload:
     rng = np.random.default_rng([seed, 13])
     at_s = poisson(rate_per_s, REQUESTS, rng)
-    return draw_classes(open_load(at_s, recording_of(case), case.group, rng, LENGTHS), SHARES, rng)
+    return draw_classes(open_load(at_s, case_recording(case), case.group, rng, LENGTHS), SHARES, rng)
 
 
-def attained(result: Result, targets: Sequence[SLOClass]) -> float:
-    tpot, ttft = (np.array([getattr(system, name) for system in targets]) for name in ("tpot_s", "ttft_s"))
+def attainment(result: Result, targets: Sequence[SLOClass]) -> float:
+    tpot, ttft = (np.array([getattr(target, name) for target in targets]) for name in ("tpot_s", "ttft_s"))
     met = (result.tpot_s <= tpot[result.slo_class]) & (result.ttft_s <= ttft[result.slo_class])
     return float(met.mean())
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A case with its classes, and the rates that are looked at, as shares of what plain decoding can serve."""
+    """A case with its classes and rates, which are shares of what plain decoding can serve."""
 
     case: Case
     step_s: float
@@ -64,15 +64,15 @@ class Mix:
     def measure(self, system: System, share: float, seeds: Iterable[int]) -> list[Attained]:
         rate = share * self.capacity_per_s
         results = [run(self.case, system, load(self.case, rate, seed), seed) for seed in seeds]
-        return [Attained(attained(system, self.targets), system) for system in results]
+        return [Attained(attainment(result, self.targets), result) for result in results]
 
     def variants(self) -> Mapping[str, System]:
-        """Ours whole, without admission, and its admission without speculation."""
+        """Return ours, ours without admission, and its admission without speculation."""
         targets = self.targets
         return {
-            "ours": ours(classes=targets),
-            "ours without admission": ours("ours without admission", classes=targets, admission=False),
-            "admission alone": ours("admission alone", classes=targets, speculates=False),
+            "ours": loop_system(classes=targets),
+            "ours without admission": loop_system("ours without admission", classes=targets, admission=False),
+            "admission alone": loop_system("admission alone", classes=targets, speculates=False),
         }
 
 
@@ -85,18 +85,18 @@ class Judged:
     share: float
     """Lowest share of the capacity at which the best baseline attains less than 90%."""
     there: dict[str, list[Attained]]
-    """The base and the variants at that rate."""
+    """Runs of the best baseline and of the variants at that share."""
 
 
 def judge(mix: Mix, seeds: int, screening: int) -> Judged:
-    baselines = others(mix.case)
-    systems = {**baselines, **mix.variants()}
+    others = baselines(mix.case)
+    systems = {**others, **mix.variants()}
     curves = {
         name: [_mean(mix.measure(system, share, range(1))) for share in mix.coarse] for name, system in systems.items()
     }
-    first = sorted(baselines, key=lambda name: -sum(curves[name]))[:CANDIDATES]
-    base, share = _where_it_falls(mix, {name: baselines[name] for name in first}, curves, screening)
-    chosen = {base: baselines[base], **mix.variants()}
+    first = sorted(others, key=lambda name: -sum(curves[name]))[:CANDIDATES]
+    base, share = _where_it_falls(mix, {name: others[name] for name in first}, curves, screening)
+    chosen = {base: others[base], **mix.variants()}
     there = {name: mix.measure(system, share, range(seeds)) for name, system in chosen.items()}
     return Judged(mix, curves, base, share, there)
 
@@ -108,7 +108,7 @@ def _mean(runs: Sequence[Attained]) -> float:
 def _where_it_falls(
     mix: Mix, systems: Mapping[str, System], curves: Mapping[str, Sequence[float]], screening: int
 ) -> tuple[str, float]:
-    """The best of `systems` at the first rate, in fine steps, at which all of them attain less than 90%."""
+    """Find the first rate, in fine steps, at which all `systems` attain less than 90%, and the best one there."""
     best = [max(curves[name][place] for name in systems) for place in range(len(mix.coarse))]
     below = next((place for place, share in enumerate(best) if share < ATTAINED), len(best) - 1)
     share = mix.coarse[max(0, below - 1)]
@@ -124,7 +124,9 @@ def bars(judged: Judged) -> list[Bar]:
     mine, base = judged.there["ours"], judged.there[judged.base]
     where = f"{judged.mix.case}, at {judged.share:.0%} of capacity"
     avoided = [1 - (1 - our_run.share) / max(1e-9, 1 - other.share) for our_run, other in zip(mine, base, strict=True)]
-    verdict_bars = [Bar("3 SLO mix, misses avoided", where, low(avoided), 1 - MOST_MISSES, judged.base, len(mine))]
+    verdict_bars = [
+        Bar("3 SLO mix, misses avoided", where, low_quantile(avoided), 1 - MOST_MISSES, judged.base, len(mine))
+    ]
     for number, target in enumerate(judged.mix.targets):
         for quantile in QUANTILES:
             ttft_s, theirs_s = (_ttft(side, number, quantile) for side in (mine, base))
@@ -135,7 +137,7 @@ def bars(judged: Judged) -> list[Bar]:
 
 
 def _ttft(runs: Sequence[Attained], number: int, quantile: float) -> float:
-    """Seconds, over the requests of all seeds."""
+    """Return a quantile of the TTFT in seconds, over the requests of all seeds."""
     return float(
         np.quantile(
             np.concatenate(

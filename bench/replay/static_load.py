@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load
 
-from bench.replay.bars import Bar, best_on_means, geometric_mean, low, paired
+from bench.replay.bars import Bar, best_on_means, geometric_mean, low_quantile, pair_ratios
 from bench.replay.cells import run
-from bench.replay.settings import Case, System, others, ours, recording_of, singles
+from bench.replay.settings import Case, System, baselines, case_recording, loop_system, singles
 
 LEAST_POINT, LEAST_MEAN, LEAST_OF_PLAIN = 0.98, 1.00, 0.98
 LEAST_OF_ADAPTIVE, LEAST_ADAPTIVE_MEAN, LEAST_WHERE_NOTHING_PAYS = 0.98, 1.00, 1.05
@@ -29,11 +29,11 @@ class Point:
 
 
 def load(point: Point, seed: int) -> Workload:
-    """ROUNDS requests of each client, so that what is measured is no transient."""
+    """Draw ROUNDS requests per client, so that the transient at the start is a small part."""
     rng = np.random.default_rng([seed, point.requests])
     lengths = LONG_CONTEXT if point.case.world.endswith("long") else Lengths(300, 160)
     count = point.requests * ROUNDS + 8
-    return draw_closed_load(point.requests, count, recording_of(point.case), point.case.group, rng, lengths)
+    return draw_closed_load(point.requests, count, case_recording(point.case), point.case.group, rng, lengths)
 
 
 def measure(point: Point, system: System, seeds: Iterable[int]) -> list[float]:
@@ -50,17 +50,17 @@ class Judged:
     """The best of the static settings, plain decoding included."""
 
     def ratios(self, to: str, mine: str = "ours") -> list[float]:
-        return paired(self.figures[mine], self.figures[to])
+        return pair_ratios(self.figures[mine], self.figures[to])
 
 
 def judge(point: Point, seeds: int, screening: int) -> Judged:
-    """All others with a few seeds; ours, the best static one, plain and the adaptive one with all."""
-    systems = others(point.case)
+    """Screen all baselines with a few seeds; measure ours, the best static one, plain and the adaptive one with all."""
+    systems = baselines(point.case)
     figures = {name: measure(point, system, range(screening)) for name, system in systems.items()}
     best = best_on_means({name: figures[name] for name in singles(point.case)})
     for name in {best, "plain", ADAPTIVE} & set(systems):
         figures[name] += measure(point, systems[name], range(screening, seeds))
-    figures["ours"] = measure(point, ours(), range(seeds))
+    figures["ours"] = measure(point, loop_system(), range(seeds))
     return Judged(point, figures, best)
 
 
@@ -72,20 +72,27 @@ def bars(judged: Sequence[Judged]) -> list[Bar]:
             Bar(
                 "1 static load",
                 where,
-                low(point_result.ratios(point_result.best)),
+                low_quantile(point_result.ratios(point_result.best)),
                 LEAST_POINT,
                 point_result.best,
                 seeds,
             )
         )
         verdict_bars.append(
-            Bar("1 static load, of plain", where, low(point_result.ratios("plain")), LEAST_OF_PLAIN, "plain", seeds)
+            Bar(
+                "1 static load, of plain",
+                where,
+                low_quantile(point_result.ratios("plain")),
+                LEAST_OF_PLAIN,
+                "plain",
+                seeds,
+            )
         )
         if ADAPTIVE not in point_result.figures:
             continue
         least = LEAST_WHERE_NOTHING_PAYS if point_result.best == "plain" else LEAST_OF_ADAPTIVE
         verdict_bars.append(
-            Bar("6 adaptive verification", where, low(point_result.ratios(ADAPTIVE)), least, ADAPTIVE, seeds)
+            Bar("6 adaptive verification", where, low_quantile(point_result.ratios(ADAPTIVE)), least, ADAPTIVE, seeds)
         )
     return verdict_bars + _means(judged)
 
@@ -106,5 +113,7 @@ def _means(judged: Sequence[Judged]) -> list[Bar]:
                 geometric_mean([point_result.ratios(against or point_result.best)[seed] for point_result in compared])
                 for seed in range(seeds)
             ]
-            mean_bars.append(Bar(title, name, low(by_seed), least, against or "each point's best static", seeds))
+            mean_bars.append(
+                Bar(title, name, low_quantile(by_seed), least, against or "each point's best static", seeds)
+            )
     return mean_bars

@@ -1,4 +1,4 @@
-"""Recordings in which each category of prompts suits another drafter: what a pool is for, from a real one."""
+"""Synthetic recordings in which each group of prompts suits another drafter, made from a real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_runtime.simulate.recording import DEPTH, Recording, lift
 
 LOOKUP = "lookup"
 COPIES = 0.9
-"""Share of a lookup's proposals that are right, given that those before them were."""
+"""Acceptance rate of a lookup's proposals."""
 MATCH_TOKENS = 4
 
 
@@ -19,11 +19,10 @@ MATCH_TOKENS = 4
 class Mix:
     pool: tuple[str, ...]
     suits: Mapping[str, Mapping[str, float]]
-    """Shares by group, then by drafter: of a model's first proposals that are accepted; of a lookup, the share of
-    positions at which it finds something."""
+    """Group -> drafter -> share: of a model's first proposals accepted, or of positions at which a lookup hits."""
 
-    def best(self) -> dict[str, int]:
-        """Number of the drafter that suits each group best."""
+    def best_drafters(self) -> dict[str, int]:
+        """Return the number of the drafter that suits each group best."""
         return {
             group: max(range(len(self.pool)), key=lambda number: self.suits[group][self.pool[number]])
             for group in self.suits
@@ -50,7 +49,7 @@ MIXES = {
 }
 
 
-def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
+def draw_by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
     """Make a recording in which acceptance and hits of lookups are drawn by the group of each answer's prompt."""
     depth, proposed, confidence = recording.depth.copy(), recording.proposed.copy(), recording.confidence.copy()
     group = np.repeat(recording.group, np.diff(recording.start))  # (positions,)

@@ -1,4 +1,4 @@
-"""What others do with trees: SpecInfer's static tree, and AdaServe as published."""
+"""Baselines with trees: SpecInfer's static tree, and AdaServe as published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_runtime.control.plans import ROOT, DraftPlan, Forest, Outcome, Pur
 SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
 """AdaServe's baseline (section 6.1): children of each node, depth by depth."""
 N_MAX = 8
-"""AdaServe's n_max; the paper names none."""
+"""AdaServe's n_max. The paper gives no value."""
 KEEP = 0.9
 """Weight of a new step in the mean step time."""
 
@@ -24,7 +24,7 @@ class _Beaming:
         self._drafters, self._drafter = drafters, drafter
 
     def size(self, requests: int) -> tuple[int, int]:
-        """Depth and width."""
+        """Return depth and width of the next trees."""
         raise NotImplementedError
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
@@ -45,7 +45,7 @@ def _plan(forest: Forest, nodes: Bools, requests: int) -> VerifyPlan:
 
 
 class StaticTree(_Beaming):
-    """SpecInfer: the same tree for every request, cut from a beam, which is what is recorded."""
+    """SpecInfer: the same tree for every request, cut from the recorded beam."""
 
     def __init__(self, drafters: int, drafter: int, width: int, children: Sequence[int] = SPECINFER) -> None:
         super().__init__(drafters, drafter)
@@ -64,9 +64,9 @@ class StaticTree(_Beaming):
 class AdaServe(_Beaming):
     """Algorithm 2 with the depth and width of equations 8 and 9.
 
-    Its slips are mended: line 15 adds the path's probability, not the edge's; nothing is taken once the budget is spent
-    (`B >= 0` takes one too many); every root is one of the budget's tokens; the bonus token counts for all; and there
-    may be no node left to take. Requests come by what they need, those that need most first. Path probabilities are the
+    Errors of the published algorithm are corrected: line 15 adds the path's probability, not the edge's; no node is
+    taken once the budget is spent (`B >= 0` takes one too many); each root is one of the budget's tokens; the bonus
+    token counts for all; the nodes may run out. Requests that need most come first. Path probabilities are the
     drafter's own.
     """
 
@@ -94,13 +94,13 @@ class AdaServe(_Beaming):
         return _plan(forest, nodes, len(batch))
 
     def _for_slos(self, batch: Batch, forest: Forest, paths: Floats, left: int) -> Bools:
-        """SLO-customised selection: A(r) = (l + t_spec) / TPOT - o tokens, at most one more than the tree is deep."""
+        """Select for SLOs: A(r) = (l + t_spec) / TPOT - o tokens per request, at most the tree's depth + 1."""
         tpot_s = self._tpots_s[batch.slo_class]
         needed = (batch.elapsed_s + self._step_s) / tpot_s - np.maximum(batch.emitted - 1, 0)
         needed = np.where(batch.emitted > 0, np.minimum(needed, 1 + forest.depth.max(initial=0)), 0.0)
         request = forest.request
         order = np.lexsort((np.arange(len(paths)), -paths, request, -needed[request]))
-        gained, taken = _before(paths[order], request[order])
+        gained, taken = _sum_before(paths[order], request[order])
         chosen_nodes = order[(gained < needed[request[order]]) & (taken < N_MAX)]
         nodes = np.zeros(len(paths), bool)
         nodes[chosen_nodes[:left]] = True
@@ -112,16 +112,16 @@ class AdaServe(_Beaming):
 
 
 def path_probabilities(forest: Forest) -> Floats:
-    """(M,): products of what the drafter says."""
+    """Return (M,): products of the drafter's own probabilities along each path."""
     paths = 1 / (1 + np.exp(-forest.confidence))
     for node in np.flatnonzero(forest.parent != ROOT):
         paths[node] *= paths[forest.parent[node]]
     return np.asarray(paths)
 
 
-def _before(paths: Floats, request: Ints) -> tuple[Floats, Ints]:
-    """(M,) twice: what a request has before each of its nodes, bonus token included, and how many nodes. Nodes of a
-    request follow one another."""
+def _sum_before(paths: Floats, request: Ints) -> tuple[Floats, Ints]:
+    """Return (M,) expected tokens of a request before each of its nodes, bonus token included, and (M,) its nodes
+    before. Nodes of a request follow one another."""
     places = np.arange(len(paths))
     starts = np.concatenate(([True], request[1:] != request[:-1]))[: len(paths)]
     begins = np.maximum.accumulate(np.where(starts, places, 0))

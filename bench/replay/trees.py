@@ -29,7 +29,7 @@ TREES = dataclasses.replace(CHAINS, widest=WIDTH)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A world, and what the head's first proposals are lifted to; None: as recorded."""
+    """A world, and the acceptance that the head is lifted to; None: as recorded."""
 
     world: str
     acceptance: float | None
@@ -46,10 +46,10 @@ class System:
     name: str
     build: Callable[[Place, int, Classes], Policy]
     decides: bool = False
-    """Its decisions take time, and nothing hides them: the bundled engine schedules synchronously."""
+    """Whether its decisions take time. The bundled engine schedules synchronously, so nothing hides that."""
 
 
-def ours(name: str, drafter: Drafter, *, admission: bool = False) -> System:
+def loop_system(name: str, drafter: Drafter, *, admission: bool = False) -> System:
     def build(place: Place, seed: int, classes: Classes) -> Policy:
         hot = HotSettings(max_draft_tokens=DEEPEST, slo_classes=classes, admission=admission)
         hardware = world(place.world)
@@ -60,7 +60,7 @@ def ours(name: str, drafter: Drafter, *, admission: bool = False) -> System:
     return System(name, build, decides=True)
 
 
-def plain() -> System:
+def plain_decoding() -> System:
     return System("plain", lambda *_: Fixed((CHAINS,)))
 
 
@@ -81,7 +81,7 @@ def adaserve() -> System:
 
 
 def budget(place: Place, seed: int) -> int:
-    """B: the knee that the profile found."""
+    """Return AdaServe's B: the knee of the profile, in tokens."""
     cost = profile(place.world, (CHAINS,), seed % PROFILES).target[ExecutionMode.VARLEN]
     return round(cost.knee_tokens)
 

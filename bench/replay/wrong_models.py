@@ -12,8 +12,8 @@ from outrider_runtime.control.step_times import LatencyModel, StepCost
 from outrider_runtime.simulate.replay.engine import Policy
 from outrider_runtime.simulate.replay.workload import Ints
 
-from bench.replay.bars import Bar, low, paired
-from bench.replay.settings import System, ours
+from bench.replay.bars import Bar, low_quantile, pair_ratios
+from bench.replay.settings import System, loop_system
 from bench.replay.static_load import Point, measure
 
 LEAST = 0.95
@@ -22,15 +22,15 @@ MISSING = (0.05, 0.15)
 """Least and most of a step's device times that is not reported."""
 
 
-def knee_off(latency: LatencyModel) -> LatencyModel:
-    """The knee of every mode 30% later than it is."""
+def move_knee(latency: LatencyModel) -> LatencyModel:
+    """Put the knee of every mode at 1.3 times its tokens."""
     factor = 1 + KNEE_OFF
     moved = {mode: replace(cost, knee_tokens=factor * cost.knee_tokens) for mode, cost in latency.target.items()}
     return replace(latency, target=moved)
 
 
-def expensive_drafts(latency: LatencyModel) -> LatencyModel:
-    """The profile says of every draft two thirds of what it costs."""
+def understate_drafts(latency: LatencyModel) -> LatencyModel:
+    """Divide the cost of every draft in the profile by COST_FACTOR."""
     drafters = {
         name: replace(
             cost, cost=_times(cost.cost, 1 / COST_FACTOR), first_pass=_times(cost.first_pass, 1 / COST_FACTOR)
@@ -47,8 +47,7 @@ def _times(cost: StepCost, factor: float) -> StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Unreported:
-    """A policy that observes less time of each step's passes than they took. The step's own length is the wall
-    clock's, and stays."""
+    """A policy that observes less time of each step's passes than they took; the step's wall time stays as it is."""
 
     policy: Policy
     rng: np.random.Generator
@@ -69,7 +68,7 @@ class Unreported:
         self.policy.release(slots)
 
 
-def unreported(whole: System) -> System:
+def hide_times(whole: System) -> System:
     return replace(
         whole, build=lambda case, seed: Unreported(whole.build(case, seed), np.random.default_rng([seed, 17]))
     )
@@ -77,19 +76,23 @@ def unreported(whole: System) -> System:
 
 def systems() -> Mapping[str, System]:
     return {
-        "knee 30% off": ours(distort=knee_off),
-        "drafts 1.5 times as expensive": ours(distort=expensive_drafts),
-        "5 to 15% of each step not reported": unreported(ours()),
+        "knee 30% off": loop_system(distort=move_knee),
+        "drafts 1.5 times as expensive": loop_system(distort=understate_drafts),
+        "5 to 15% of each step not reported": hide_times(loop_system()),
     }
 
 
 def judge(point: Point, seeds: int) -> list[Bar]:
-    """Compare with ours at the same points, with its own profile and complete times."""
-    own = measure(point, ours(), range(seeds))
+    """Compare the loop with itself at the same point, with its own profile and complete times."""
+    own = measure(point, loop_system(), range(seeds))
     return [
         Bar(
-            f"4 wrong models, {name}", str(point), low(paired(measure(point, system, range(seeds)), own)), LEAST,
-            "ours with its own profile", seeds,
+            name=f"4 wrong models, {name}",
+            where=str(point),
+            value=low_quantile(pair_ratios(measure(point, system, range(seeds)), own)),
+            least=LEAST,
+            against="ours with its own profile",
+            seeds=seeds,
         )
         for name, system in systems().items()
-    ]  # fmt: skip
+    ]

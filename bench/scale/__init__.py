@@ -1,1 +1,1 @@
-"""What the benchmark of many services measures with."""
+"""Instruments of the benchmark of many services."""

@@ -31,14 +31,14 @@ class Write:
         return self.answered_at - self.requested_at
 
 
-def read(log: Path) -> list[Write]:
-    """All writes so far, Leases aside."""
+def read_writes(log: Path) -> list[Write]:
+    """Read all writes so far, except those of Leases."""
     entries = audit.writes(log)
     return [_write(entry) for entry in entries if entry.get("objectRef", {}).get("resource") not in (None, "leases")]
 
 
 def first_status_s(writes: Iterable[Write], namespace: str) -> dict[str, float]:
-    """Service -> seconds from the answer to its creation to the first status that the operator wrote."""
+    """Return service -> seconds from the answer to its creation to the operator's first write of its status."""
     created, first = dict[str, float](), dict[str, float]()
     for write in writes:
         if write.namespace != namespace:
@@ -51,8 +51,11 @@ def first_status_s(writes: Iterable[Write], namespace: str) -> dict[str, float]:
 
 
 def wake_up_s(writes: Iterable[Write], namespace: str, changed: Mapping[str, float]) -> list[float]:
-    """Seconds from a change of a service (answered after `changed[name]`) to the operator's write of its hot config,
-    less what the API server took for the operator's writes to that service in between."""
+    """Return the seconds from each change of a service to the operator's write of its hot config.
+
+    The API server's time for the operator's writes to that service in between does not count. changed: service -> Unix
+    seconds before its change.
+    """
     delays_s = []
     for name, after in changed.items():
         mine = [write for write in writes if write.namespace == namespace and write.requested_at >= after]

@@ -2,8 +2,9 @@
 
     python -m bench.scale.callbacks REPORT
 
-A callback that computes for long holds up the Lease, the probes and every other service. Thread CPU time: what the
-machine gave to other processes meanwhile is not the operator's. REPORT is written whenever a longer one was seen.
+A callback that computes for long delays the Lease, the probes and every other service. Thread CPU time is measured,
+since wall time includes other processes of the machine. REPORT is written after each callback that took longer than
+all before, or over 0.1 s.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 
 class Longest:
-    """The callback that took most, and how many took a tenth of a second."""
+    """The callback that took longest, and the number of those over 0.1 s."""
 
     LONG_S = 0.1
 
@@ -36,21 +37,21 @@ class Longest:
 
 
 def _task(handle: asyncio.Handle) -> str:
-    """The name of the task that the callback continues, else of the callback."""
+    """Return the name of the task that the callback continues, else of the callback."""
     task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
     return task.get_name() if isinstance(task, asyncio.Task) else repr(handle)[:200]
 
 
 def measure(longest: Longest) -> None:
-    """asyncio's own slow-callback log takes wall time, which on a busy machine is another process's."""
+    """Measure every callback. asyncio's own log of slow callbacks has wall time, which includes other processes."""
     run = asyncio.Handle._run
 
-    def measured(handle: asyncio.Handle) -> None:
+    def run_and_measure(handle: asyncio.Handle) -> None:
         began = time.thread_time()
         run(handle)
         longest.note(handle, time.thread_time() - began)
 
-    asyncio.Handle._run = measured  # type: ignore[assignment, method-assign]
+    asyncio.Handle._run = run_and_measure  # type: ignore[assignment, method-assign]
 
 
 def main() -> None:

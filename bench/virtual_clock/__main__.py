@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.virtual_clock.both_engines import both
+from bench.virtual_clock.both_engines import serve_in_both
 from bench.virtual_clock.cells import Cell, cells
 from bench.virtual_clock.engine import Served
 
 RESULTS = Path(__file__).parents[1] / "results" / "virtual_clock.json"
 MOST_LATENCY, MOST_LENGTH = 0.03, 0.1
-"""That the mean latency may differ, as a share, and the mean number of proposals verified of a request in a step."""
+"""Largest differences: of the mean latency, as a share, and of the mean proposals verified per request and step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Judged:
 
     @property
     def latency(self) -> float:
-        """The engine's by the replay's, less 1."""
+        """Mean latency in the engine / in the replay - 1."""
         return _mean(self.served, "latency_s") / _mean(self.replayed, "latency_s") - 1
 
     @property
@@ -59,7 +59,7 @@ def _mean(runs: Sequence[Served], name: str) -> float:
 
 
 def compare(cell: Cell, seeds: int, processes: Executor) -> Judged:
-    futures = [processes.submit(both, cell, seed) for seed in range(seeds)]
+    futures = [processes.submit(serve_in_both, cell, seed) for seed in range(seeds)]
     replayed, made = zip(*(future.result() for future in futures), strict=True)
     return Judged(cell, replayed, made)
 

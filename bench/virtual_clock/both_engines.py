@@ -1,4 +1,4 @@
-"""One load in the replay and in vLLM's engine core; in a module that a new process can import."""
+"""One load in the replay and in vLLM's engine core. A module of its own, so that a new process can import it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from outrider_runtime.simulate.replay.engine import ReplayEngine
 
 from bench.replay.settings import PROFILES, pool, profile
 from bench.virtual_clock.cells import Cell
-from bench.virtual_clock.engine import Served, Stock, mean_draft_length, served
+from bench.virtual_clock.engine import Served, Stock, mean_draft_length, serve
 
 
-def both(cell: Cell, seed: int) -> tuple[Served, Served]:
+def serve_in_both(cell: Cell, seed: int) -> tuple[Served, Served]:
     """Serve one load in the replay and in vLLM."""
     drafter, _, length = cell.system.partition(", k = ")
     stock = None if cell.system == "ours" else Stock(drafter, int(length)) if length else Stock()
     load, latency = cell.load(seed), profile(cell.case.world, pool(cell.case), seed % PROFILES)
-    return _replayed(cell, seed), served(cell.setting(), load, stock, latency, asynchronous=cell.asynchronous)
+    return _replay(cell, seed), serve(cell.setting(), load, stock, latency, asynchronous=cell.asynchronous)
 
 
-def _replayed(cell: Cell, seed: int) -> Served:
+def _replay(cell: Cell, seed: int) -> Served:
     engine = ReplayEngine(cell.setting(), cell.load(seed), cell.policy().build(cell.case, seed))
     engine.run()
     requests = engine.requests

@@ -10,7 +10,7 @@ from outrider_runtime.simulate.replay.engine import Setting
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, draw_closed_load, open_load, poisson
 
 from bench.replay.plan import capacity
-from bench.replay.settings import Case, System, ours, recording_of, setting, singles
+from bench.replay.settings import Case, System, case_recording, loop_system, setting, singles
 
 LENGTHS = Lengths(300, 128)
 REQUESTS, LEAST_REQUESTS = 150, 48
@@ -36,7 +36,7 @@ class Cell:
         return f"{self.system}, {self.case}, {load}{more}"
 
     def load(self, seed: int) -> Workload:
-        rng, recording = np.random.default_rng([seed, 23]), recording_of(self.case)
+        rng, recording = np.random.default_rng([seed, 23]), case_recording(self.case)
         if self.share is None:
             count = max(LEAST_REQUESTS, min(REQUESTS, 12 * self.clients), 3 * self.clients)
             return draw_closed_load(self.clients, count, recording, None, rng, LENGTHS)
@@ -44,8 +44,8 @@ class Cell:
         return open_load(at_s, recording, None, rng, LENGTHS)
 
     def policy(self) -> System:
-        """Here the host takes no time."""
-        return replace(ours(), loop=False) if self.system == "ours" else singles(self.case)[self.system]
+        """Make the replay's policy; its decisions take no time, as the engine's host does not."""
+        return replace(loop_system(), loop=False) if self.system == "ours" else singles(self.case)[self.system]
 
     def setting(self) -> Setting:
         base_setting = replace(setting(self.case, self.policy()), confidences=False, asynchronous=self.asynchronous)
@@ -72,7 +72,7 @@ CLOSED = (
 
 
 def cells() -> Iterator[Cell]:
-    """Closed loads of 1 to 128 requests and open ones, in both modes of scheduling."""
+    """Yield closed loads of 1 to 128 requests and open ones, in both modes of scheduling."""
     for cell in (*CLOSED, *OPEN):
         if not cell.little_memory or cell.system == "plain":
             yield replace(cell, asynchronous=True)

@@ -1,4 +1,4 @@
-"""The time that an engine sees."""
+"""The virtual clock of an engine."""
 
 from __future__ import annotations
 

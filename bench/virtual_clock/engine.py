@@ -1,4 +1,4 @@
-"""vLLM's engine core in this process, in front of a `Playback`; requests come as a workload says."""
+"""vLLM's engine core in this process, with a `Playback` as its executor and a workload's requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.engine import engines
 
 LONGEST_REQUEST = 2048
 TOKEN = 7
-"""Id of every prompt token: no model reads it."""
+"""Id of every prompt token. No model reads it."""
 HOSTED = {
     "eagle": engines.eagle(),
     "draft": engines.draft_model(engines.POOR_DRAFT),
@@ -75,7 +75,7 @@ def mean_draft_length(log: Log) -> float:
     return sum(log.verified) / sum(log.requests)
 
 
-def served(
+def serve(
     setting: Setting, load: Workload, stock: Stock | None, profile: Any, *, asynchronous: bool,
     host: HostCosts | None = None, watch: Callable[[Any], None] = lambda _core: None,
 ) -> Served:  # fmt: skip
@@ -110,7 +110,7 @@ def served(
         if host is not None:
             charge(core, clock, host)
         watch(core)
-        _serve(core, load, requests, clock)
+        _run_load(core, load, requests, clock)
         latency_s = requests.done_s - requests.arrived_s
         playback = core.model_executor
         steady_s = float(latency_s[load.clients or 0 :].mean())
@@ -120,30 +120,30 @@ def served(
 def charge(core: Any, clock: Clock, host: HostCosts) -> None:
     """Let the scheduler's two calls of each step take the host's time.
 
-    The clock moves on by `host.schedule` after vLLM has scheduled a step, and by `host.update` before a step's output
-    is worked in. In synchronous mode the device waits for both. In asynchronous mode the device runs the step that was
-    scheduled before meanwhile; a step begins when it is scheduled and the device is free (`Playback`), so vLLM waits
-    for as much of the host's time as outlasts the device's:
+    The clock moves on by `host.schedule` after vLLM has scheduled a step, and by `host.update` before vLLM processes a
+    step's output. In synchronous mode the device waits for both. In asynchronous mode the device meanwhile runs the
+    step before; a step begins when it is scheduled and the device is free (`Playback`). So vLLM waits only for the part
+    of the host's time that outlasts the device's:
 
         step_s = max(device_s, schedule_s + update_s)
     """
     scheduler = core.scheduler
     schedule, update = scheduler.schedule, scheduler.update_from_output
 
-    def scheduled(*arguments: Any, **keywords: Any) -> Any:
+    def schedule_and_charge(*arguments: Any, **keywords: Any) -> Any:
         output = schedule(*arguments, **keywords)
         clock.now_s += host.schedule(len(output.num_scheduled_tokens))
         return output
 
-    def updated(output: Any, *arguments: Any, **keywords: Any) -> Any:
+    def update_and_charge(output: Any, *arguments: Any, **keywords: Any) -> Any:
         clock.now_s += host.update(len(output.num_scheduled_tokens))
         return update(output, *arguments, **keywords)
 
-    scheduler.schedule, scheduler.update_from_output = scheduled, updated
+    scheduler.schedule, scheduler.update_from_output = schedule_and_charge, update_and_charge
 
 
-def _serve(core: Any, load: Workload, requests: ReplayRequests, clock: Clock) -> None:
-    """Requests arrive between the engine core's steps."""
+def _run_load(core: Any, load: Workload, requests: ReplayRequests, clock: Clock) -> None:
+    """Add the load's requests between the engine core's steps until all have ended."""
     following, running = 0, 0
     while following < len(load) or running or core.batch_queue:
         while following < len(load) and load.at_s[following] <= clock.now_s and running < (load.clients or len(load)):

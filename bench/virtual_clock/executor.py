@@ -1,7 +1,7 @@
 """The replay's device behind vLLM's engine core: recorded tokens at a world's times, on a virtual clock.
 
-What decides is vLLM's own: the engine core's loop, its scheduler, its KV cache manager. What they call to run a step
-plays the recording and moves the clock.
+vLLM's own engine core, scheduler and KV cache manager decide. The executor that they call to run a step plays the
+recording and moves the clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from bench.virtual_clock.clock import Clock
 
 TOKEN = 7
-"""Every one that is forced."""
+"""Id of every token of an answer."""
 
 
 class Output(Future[Any]):
@@ -55,13 +55,16 @@ class Output(Future[Any]):
 
 
 class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
-    """Requests are called by their row. drafter: which one stock vLLM runs; with the loop its orders say which ones."""
+    """An executor whose requests are named by their row in the load."""
 
     def __init__(
         self, device: Device, clock: Clock, drafter: int | None, config: Any, on_device: OnDevice | None = None,
         *, device_ranks: bool = False,
     ) -> None:  # fmt: skip
-        """device_ranks: the device chooses what is verified among the placeholders, by the loop's orders."""
+        """drafter: the one of stock vLLM; with the loop, its orders name the drafters.
+
+        device_ranks: the device chooses what is verified among the placeholders, by the loop's orders.
+        """
         self.device, self.clock, self.log = device, clock, Log()
         self._acceptance = torch.zeros(len(device.requests.load), DEPTH) if device_ranks else None
         """(requests, K): P(token accepted, its parent was) of the proposals that wait; 0: no proposal."""
@@ -96,7 +99,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self._forget(scheduler_output)
         if not scheduler_output.num_scheduled_tokens:
             return Output(self.clock, self.clock.now_s, EMPTY_MODEL_RUNNER_OUTPUT)
-        self._output = self._run(scheduler_output)
+        self._output = self._run_step(scheduler_output)
         return Output(self.clock, self.clock.now_s, None)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
@@ -111,15 +114,17 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self.device.forget(gone)
         self.preempted += len(gone)
 
-    def _run(self, output: SchedulerOutput) -> Output:
+    def _run_step(self, output: SchedulerOutput) -> Output:
         names = list(output.num_scheduled_tokens)
         states = self.device.requests.of(np.array([int(name) for name in names], np.int64))
         tokens = np.array(list(output.num_scheduled_tokens.values()), np.int64)
         places = np.array([len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names], np.int64)
         order = attached_order(output)
-        kept = self._kept(states, tokens, places, order)
+        kept = self._choose_verified(states, tokens, places, order)
         tokens = tokens - places + kept
-        plan, fed = self._plan(output, states, tokens) if order is None else self._ordered(order, states, tokens)
+        plan, fed = (
+            self._plan_stock(output, states, tokens) if order is None else self._follow_order(order, states, tokens)
+        )
         proposals = self.device.proposals
         verified = np.minimum(kept, proposals.length[states.rows])
         ran = self.device.run(states, tokens, kept, proposals.accepted(states.rows, kept), plan, fed)
@@ -129,33 +134,33 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         began_s = max(self.clock.now_s, self._free_at)
         self._free_at = began_s + ran.seconds
         self._note(ran, len(names), int(verified.sum()))
-        made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, _sampled(ran))
+        made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, _sampled_tokens(ran))
         lengths = self.device.proposals.length[states.rows]
         self._proposals = DraftTokenIds(names, [[TOKEN] * length for length in lengths.tolist()])
         if order is not None:
             ranked = None if self._acceptance is None or order.verify is None else kept
-            self._tell(made, order, ran, states, ranked)
+            self._report(made, order, ran, states, ranked)
             self._rank_next(states, order)
         # In asynchronous mode tokens are sent before the drafters run.
         return Output(self.clock, began_s + ran.target_s if self._asynchronous else self._free_at, made)
 
-    def _kept(self, states: RequestStates, tokens: Ints, places: Ints, order: DraftOrder | None) -> Ints:
+    def _choose_verified(self, states: RequestStates, tokens: Ints, places: Ints, order: DraftOrder | None) -> Ints:
         if self._acceptance is not None and order is not None and order.verify is not None:
-            return self._ranked(states, places, order.verify)
+            return self._rank(states, places, order.verify)
         if self._on_device is None or not places.any():
             return places
         sampling = int(np.count_nonzero(states.decodes | (tokens == states.todo)))
         return self._on_device.keep(states.rows, tokens - places, places, sampling)
 
-    def _ranked(self, states: RequestStates, places: Ints, order: VerifyOrder) -> Ints:
-        """(N,): placeholders that the target scores. As `vllm_plugin.device_ranking` chooses them, with its code."""
+    def _rank(self, states: RequestStates, places: Ints, order: VerifyOrder) -> Ints:
+        """Choose the placeholders (N,) that the target scores, with the code of `vllm_plugin.device_ranking`."""
         assert self._acceptance is not None
         survival = self._acceptance[states.rows].cumprod(dim=1) * torch.tensor(order.weights)[:, None]
         caps, forced = torch.tensor(places), torch.tensor(order.forced.astype(np.int64))
         return np.asarray(verification_lengths(survival, caps, forced, order.tokens).numpy(), np.int64)
 
     def _rank_next(self, states: RequestStates, order: DraftOrder) -> None:
-        """Keep what the drafters say of their new proposals, in the worker's own units and by its calibration."""
+        """Keep the drafters' confidences in their new proposals, in the worker's units and by its calibration."""
         if self._acceptance is None or order.calibration is None:
             return
         proposals = self.device.proposals
@@ -174,8 +179,8 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     # -- drafting -----------------------------------------------------------------------------------------------
 
-    def _plan(self, output: SchedulerOutput, states: RequestStates, tokens: Ints) -> tuple[DraftPlan, Ints]:
-        """Stock: one drafter over every request, at the scheduler's length."""
+    def _plan_stock(self, output: SchedulerOutput, states: RequestStates, tokens: Ints) -> tuple[DraftPlan, Ints]:
+        """Plan for stock vLLM: one drafter for every request, at the scheduler's length."""
         count, requests = len(self.device.drafters), len(states.rows)
         passes, fed = np.zeros(count, np.int64), np.zeros((count, requests), np.int64)
         drafter_order = np.full((1, requests), NO_DRAFTER, np.int64)
@@ -185,8 +190,8 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
             fed[self._drafter] = missing[self._drafter]
         return DraftPlan(passes, np.ones_like(passes), drafter_order, fed, Purpose.FIXED), fed
 
-    def _ordered(self, order: DraftOrder, states: RequestStates, tokens: Ints) -> tuple[DraftPlan, Ints]:
-        """A member that reads and runs, runs over the whole step, and over the gaps that it is to close."""
+    def _follow_order(self, order: DraftOrder, states: RequestStates, tokens: Ints) -> tuple[DraftPlan, Ints]:
+        """Plan as ordered. A drafter with a KV cache runs over the whole step, and over the gaps that it must fill."""
         fed = np.zeros((len(order.passes), len(states.rows)), np.int64)
         for number in np.flatnonzero(order.passes != IDLE):
             if self.device.drafters[number].reads:
@@ -197,7 +202,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         passes = np.maximum(order.passes, 0).astype(np.int64)
         return DraftPlan(passes, np.ones_like(passes), drafter_order, fed, Purpose.FIXED), fed
 
-    def _tell(
+    def _report(
         self, made: ModelRunnerOutput, order: DraftOrder, ran: DeviceStep, states: RequestStates, ranked: Ints | None
     ) -> None:  # fmt: skip
         """Report as the worker does: in asynchronous scheduling the report on a step's drafting goes with the next
@@ -220,7 +225,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         attach(made, step_report)
 
 
-def _sampled(ran: DeviceStep) -> list[list[int]]:
-    """What each request gets; nothing where its prompt is not read to its end."""
+def _sampled_tokens(ran: DeviceStep) -> list[list[int]]:
+    """Return the tokens of each request; none while its prompt is not prefilled."""
     made = np.where(ran.tokens > 0, 1 + ran.accepted, 0)
     return [[TOKEN] * count for count in made.tolist()]

@@ -1,4 +1,4 @@
-"""The judge of every figure about a GPU: vLLM's own scheduler on the virtual clock, asynchronous as on GPUs.
+"""The judge of figures about GPUs: vLLM's own scheduler on the virtual clock, asynchronous as on GPUs.
 
     python -m bench.virtual_clock.judge     [--seeds N] [--points N] [--resume]; --points 6 takes ten minutes of a core
     python -m bench.virtual_clock.judge --ours     measures the loop alone again: the clock is virtual, so the recorded
@@ -7,8 +7,8 @@
 
 Closed loads of 1 to 256 requests, in pools with a lookup, without one, and of a lookup alone. Each point compares the
 loop with plain decoding, with the best static setting, and with vLLM's adaptive verification where that can run. The
-replay finds the best static setting over a few seeds; here it is served again. Each system is charged what its
-scheduler costs the host (`bench.host_step`, `engine.charge`). On worlds whose attention takes any lengths the device
+replay finds the best static setting over a few seeds; here it is served again. Each system is charged the host's time
+of its scheduler (`bench.host_step`, `engine.charge`). On worlds whose attention takes any lengths the device
 chooses what is verified (`vllm_plugin.device_ranking`). A ratio is the other's mean request latency / ours, after each
 client's first request: above 1 ours is faster. Writes results/judge.json.
 """
@@ -31,10 +31,10 @@ from outrider_runtime.simulate.replay.workload import Workload, draw_closed_load
 
 from bench.host_costs import LOOP, SPECULATING, host_costs
 from bench.host_costs import PLAIN as WITHOUT_DRAFTS
-from bench.replay.bars import geometric_mean, low
-from bench.replay.settings import LONGEST, PROFILES, VARLEN_GRAPHS, Case, pool, profile, recording_of, singles
+from bench.replay.bars import geometric_mean, low_quantile
+from bench.replay.settings import LONGEST, PROFILES, VARLEN_GRAPHS, Case, case_recording, pool, profile, singles
 from bench.virtual_clock.cells import LENGTHS, Cell
-from bench.virtual_clock.engine import Stock, served
+from bench.virtual_clock.engine import Stock, serve
 
 RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
 SCREENING_SEEDS = 2
@@ -77,10 +77,10 @@ class JudgePoint:
         return f"{self.world}, {lift}, {' + '.join(self.drafters)}, {self.clients} requests"
 
     def load(self, seed: int) -> Workload:
-        """Three requests of each client, six where few run; the first one of each is not counted."""
+        """Draw three requests per client, six where few run; the first one of each client is not counted."""
         count = max(LEAST_REQUESTS, min(6 * self.clients, 192), 3 * self.clients)
         rng = np.random.default_rng([seed, 29])
-        return draw_closed_load(self.clients, count, recording_of(self.case), None, rng, LENGTHS)
+        return draw_closed_load(self.clients, count, case_recording(self.case), None, rng, LENGTHS)
 
     def cell(self, system: str) -> Cell:
         return Cell(self.case, system, clients=self.clients, asynchronous=self.asynchronous)
@@ -109,7 +109,7 @@ POINTS = (
     JudgePoint(A100, 0.7, DRAFT_LOOKUP, 1),
     JudgePoint(CPU, 0.7, EAGLE, 1),
 )
-"""Those that a reader asks for first come first."""
+"""The most important come first: --points takes the first so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +125,24 @@ class JudgedPoint:
 
 
 def judge_in_batches(points: Sequence[JudgePoint], seeds: int, processes: int) -> Iterator[JudgedPoint]:
-    """Judge the points in their order, each batch of them in processes of its own, so that memory is given back."""
+    """Judge the points in order, each batch of them in new processes, so that memory is given back."""
     for start in range(0, len(points), POINTS_OF_A_PROCESS):
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as executor:
             yield from judge_points(points[start : start + POINTS_OF_A_PROCESS], seeds, executor)
 
 
 def judge_points(points: Sequence[JudgePoint], seeds: int, processes: Executor) -> Iterator[JudgedPoint]:
-    """Judge the points in their order. The static settings of the points to come are screened while one is served."""
+    """Judge the points in order. While one is served, the static settings of the next ones are screened."""
     screenings, running = deque(_screen(point, processes) for point in points[:AHEAD]), deque[_Running]()
     for number, point in enumerate(points):
-        best = _best(screenings.popleft())
+        best = _best_setting(screenings.popleft())
         running.append(_serve(point, best, seeds, processes))
         if number + AHEAD < len(points):
             screenings.append(_screen(points[number + AHEAD], processes))
         if len(running) > AHEAD:
-            yield running.popleft().judged()
+            yield running.popleft().collect()
     while running:
-        yield running.popleft().judged()
+        yield running.popleft().collect()
 
 
 def judge_again(recorded: Sequence[JudgedPoint], processes: int) -> Iterator[JudgedPoint]:
@@ -166,20 +166,20 @@ class _Running:
     best: str
     latency_s: Mapping[str, Sequence[Future[float]]]
 
-    def judged(self) -> JudgedPoint:
+    def collect(self) -> JudgedPoint:
         latency_s = {name: [future.result() for future in futures] for name, futures in self.latency_s.items()}
         return JudgedPoint(str(self.point), self.best, latency_s)
 
 
 def _screen(point: JudgePoint, processes: Executor) -> dict[str, list[Future[float]]]:
-    """Static setting -> its mean latency in the replay, by seed; plain decoding is among them."""
+    """Submit the replays of each static setting, plain decoding included: setting -> mean latency by seed."""
     return {
         name: [processes.submit(_replayed_s, point, name, seed) for seed in range(SCREENING_SEEDS)]
         for name in singles(point.case)
     }
 
 
-def _best(screening: Mapping[str, Sequence[Future[float]]]) -> str:
+def _best_setting(screening: Mapping[str, Sequence[Future[float]]]) -> str:
     return min(screening, key=lambda name: float(np.mean([future.result() for future in screening[name]])))
 
 
@@ -208,23 +208,23 @@ def _replayed_s(point: JudgePoint, name: str, seed: int) -> float:
 
 
 def latency(point: JudgePoint, system: Stock | None, seed: int) -> float:
-    """Mean request latency in seconds after each client's first request, in vLLM; the host's time is charged."""
+    """Measure the mean request latency in vLLM, in seconds, after each client's first request; the host is charged."""
     cell = point.cell(OURS if system is None else PLAIN)
     model = profile(point.world, pool(point.case), seed % PROFILES)
-    return served(
+    return serve(
         cell.setting(), point.load(seed), system, model, asynchronous=point.asynchronous,
-        host=host_costs(point.drafters, _host_of(system)),
+        host=host_costs(point.drafters, _host_system(system)),
     ).steady_latency_s  # fmt: skip
 
 
-def _host_of(system: Stock | None) -> str:
+def _host_system(system: Stock | None) -> str:
     if system is None:
         return LOOP
     return SPECULATING if system.drafter else WITHOUT_DRAFTS
 
 
 def table(judged: Sequence[JudgedPoint]) -> list[str]:
-    """Lines of Markdown: the 5% quantile over seeds of each ratio, exactly as it is, and a summary."""
+    """Return lines of Markdown: the 5% quantile over seeds of each ratio, and a summary."""
     seeds = len(judged[0].latency_s[OURS]) if judged else 0
     lines = [f"{len(judged)} of {len(POINTS)} points, {seeds} seeds; 5% quantile over seeds, higher is better.", ""]
     lines += ["| point | plain / ours | best static / ours | adaptive verification / ours |", "|---|---|---|---|"]
@@ -239,7 +239,7 @@ def _line(judged: JudgedPoint) -> str:
 
 
 def _summary(judged: Sequence[JudgedPoint], name: str) -> str:
-    ratios = {point.point: low(point.ratios(name)) for point in judged if name in point.latency_s}
+    ratios = {point.point: low_quantile(point.ratios(name)) for point in judged if name in point.latency_s}
     if not ratios:
         return f"- {name}: runs at no point."
     worst, least = min(ratios, key=lambda point: ratios[point]), LEAST[name][0]
@@ -251,7 +251,7 @@ def _summary(judged: Sequence[JudgedPoint], name: str) -> str:
 def _figure(judged: JudgedPoint, name: str) -> str:
     if name not in judged.latency_s:
         return "cannot run"
-    quantile = low(judged.ratios(name))
+    quantile = low_quantile(judged.ratios(name))
     return f"{quantile:.3f}{'' if quantile >= LEAST[name][0] else ' missed'}"
 
 
@@ -270,13 +270,13 @@ def _write(judged: Sequence[JudgedPoint], seeds: int) -> None:
     RESULTS.write_text(json.dumps({"seeds": seeds, "points": rows}, indent=1) + "\n")
 
 
-def read() -> list[JudgedPoint]:
+def read_results() -> list[JudgedPoint]:
     return [
         JudgedPoint(row["point"], row["best"], row["latencyS"]) for row in json.loads(RESULTS.read_text())["points"]
     ]
 
 
-def _begins_with(judged: Sequence[JudgedPoint], seeds: int) -> bool:
+def _are_first_points(judged: Sequence[JudgedPoint], seeds: int) -> bool:
     """Whether `judged` are the first points, each with so many seeds."""
     names = [judged_point.point for judged_point in judged]
     has_seeds = all(len(judged_point.latency_s[OURS]) == seeds for judged_point in judged)
@@ -295,8 +295,8 @@ def main() -> int:
     reads = options.tables or options.resume or options.ours
     if reads and not RESULTS.exists():
         parser.error(f"there is no {RESULTS}: run the judge without --tables, --resume and --ours first")
-    judged_points = read() if reads else []
-    if options.resume and not _begins_with(judged_points, options.seeds):
+    judged_points = read_results() if reads else []
+    if options.resume and not _are_first_points(judged_points, options.seeds):
         parser.error(f"{RESULTS} holds other points or seeds: run the judge without --resume")
     if options.ours:
         recorded, judged_points = judged_points, []

@@ -1,4 +1,4 @@
-"""The README's picture, from what the judge has measured: speed-up over plain decoding by concurrent requests.
+"""The README's picture, made from the judge's results: speed-up over plain decoding by concurrent requests.
 
 python -m bench.virtual_clock.picture     reads results/judge.json, writes docs/images/speedup.png (with matplotlib)
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.replay.bars import low
+from bench.replay.bars import low_quantile
 
 RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "speedup.png"
@@ -34,7 +34,7 @@ class Mark:
 
 
 def mark(point: str, latency_s: Mapping[str, Sequence[float]]) -> Mark:
-    """The mark of a point of results/judge.json."""
+    """Make the mark of a point of results/judge.json."""
     name = _POINT.fullmatch(point)
     if name is None:
         raise ValueError(f"no point of the judge: {point}")
@@ -43,11 +43,11 @@ def mark(point: str, latency_s: Mapping[str, Sequence[float]]) -> Mark:
 
 
 def _speedup(plain_s: Sequence[float], system_s: Sequence[float]) -> float:
-    return low([plain / system for plain, system in zip(plain_s, system_s, strict=True)])
+    return low_quantile([plain / system for plain, system in zip(plain_s, system_s, strict=True)])
 
 
 def draw(marks: Sequence[Mark], path: Path) -> None:
-    """Filled marks are Outrider, hollow ones the best fixed setting; both axes are logarithmic."""
+    """Draw filled marks for Outrider, hollow ones for the best fixed setting; both axes are logarithmic."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from outrider_runtime.vllm_plugin import arguments
 
-from bench.replay.adaptive import REFIT_STEPS, AcceptanceEstimator, AdaptiveVerification, CostTables, assigned, table
+from bench.replay.adaptive import REFIT_STEPS, AcceptanceEstimator, AdaptiveVerification, CostTables, assign, table
 from tests.engine import engines
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -50,7 +50,7 @@ def test_adaptive_device_gives_tokens_to_the_same_requests(seed):
     most = int(rng.integers(1, max(2, scheduled.sum())))
     capacities = torch.tensor(scheduled, dtype=torch.int32)
     _assign_draft_token_budget(torch.tensor(confidences), torch.tensor(slots), capacities, most, K)
-    assert assigned(confidences[slots].astype(np.float64), scheduled, most).tolist() == capacities.tolist()
+    assert assign(confidences[slots].astype(np.float64), scheduled, most).tolist() == capacities.tolist()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.record.blocks import of_block_head
+from bench.record.blocks import propose_with_block_head
 from tests.engine.engines import SMALL, block
 from tests.engine.ordered import ordered
 from tests.engine.test_block_drafts import PROMPTS, alone
@@ -46,7 +46,7 @@ def judged(head: BlockHead, target: Target, tokens: torch.Tensor, prompt: int) -
     out = target.model(tokens[None, :-1], output_hidden_states=True)
     fused = torch.cat([out.hidden_states[layer][0] for layer in target.layers], -1)
     answer = Answer(tokens, prompt, fused, out.hidden_states[-1][0])
-    return of_block_head(head, target, answer, len(tokens) - 1 - prompt).tokens
+    return propose_with_block_head(head, target, answer, len(tokens) - 1 - prompt).tokens
 
 
 def test_served_head_proposes_what_training_judges(target: Target, folder: Path) -> None:

@@ -21,9 +21,9 @@ DEVICE_S = 0.0048
 
 
 def load(world: str = "llama-3.1-8b-h200") -> Workload:
-    from bench.replay.settings import Case, recording_of
+    from bench.replay.settings import Case, case_recording
 
-    recording = recording_of(Case(world, 0.7))
+    recording = case_recording(Case(world, 0.7))
     return draw_closed_load(CLIENTS, REQUESTS, recording, None, np.random.default_rng(0), Lengths(100, 40))
 
 
@@ -31,25 +31,25 @@ def load(world: str = "llama-3.1-8b-h200") -> Workload:
 def latency_s(host_s: float, *, asynchronous: bool) -> float:
     """Mean request latency of plain decoding, where `schedule` and `update_from_output` take half of host_s each."""
     from bench.host_costs import HostCosts
-    from bench.replay.settings import Case, ours, setting
-    from bench.virtual_clock.engine import Stock, served
+    from bench.replay.settings import Case, loop_system, setting
+    from bench.virtual_clock.engine import Stock, serve
 
     host = HostCosts((1,), (host_s / 2,), (host_s / 2,)) if host_s else None
-    where = setting(Case("llama-3.1-8b-h200", 0.7), ours())
-    return served(where, load(), Stock(), None, asynchronous=asynchronous, host=host).latency_s
+    where = setting(Case("llama-3.1-8b-h200", 0.7), loop_system())
+    return serve(where, load(), Stock(), None, asynchronous=asynchronous, host=host).latency_s
 
 
 @pytest.mark.parametrize(("world", "ranks"), [("llama-3.1-8b-h200", True), ("llama-3.1-8b-a100", False)])
 def test_device_ranks_proposals_if_attention_takes_any_lengths(world: str, ranks: bool):
     """Bug: the judge wrote the worker's note before the launch removed stale notes, so the loop never let the device
     choose, and figures said to be those of device ranking were those of the host's plans."""
-    from bench.replay.settings import Case, ours, pool, profile, setting
-    from bench.virtual_clock.engine import served
+    from bench.replay.settings import Case, loop_system, pool, profile, setting
+    from bench.virtual_clock.engine import serve
 
     case, loops = Case(world, 0.7), []
     model = profile(world, pool(case), 0)
     watch = lambda core: loops.append(core.scheduler.outrider.settings.device_ranks)  # noqa: E731
-    served(setting(case, ours()), load(world), None, model, asynchronous=True, watch=watch)
+    serve(setting(case, loop_system()), load(world), None, model, asynchronous=True, watch=watch)
     assert loops == [ranks]
 
 

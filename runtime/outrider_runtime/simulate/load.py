@@ -20,7 +20,7 @@ from outrider_runtime.simulate.replay.workload import (
     Ints,
     Lengths,
     Workload,
-    answers_of,
+    draw_answers,
     draw_classes,
     draw_closed_load,
     open_load,
@@ -89,7 +89,7 @@ def read_trace_load(deployment: Deployment, options: LoadOptions, trace: Path, r
     if rate_per_s is not None:
         at_s = at_s * ((len(at_s) - 1) / rate_per_s / at_s[-1])
     no_class = np.full(len(at_s), NO_CLASS, np.int64)
-    load = Workload(at_s, prompt, output, no_class, answers_of(deployment.recording, None, len(at_s), rng))
+    load = Workload(at_s, prompt, output, no_class, draw_answers(deployment.recording, None, len(at_s), rng))
     return _with_classes(deployment, options, _that_fit(deployment, load), rng)
 
 

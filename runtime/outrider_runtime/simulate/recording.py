@@ -21,7 +21,7 @@ LOG_ODDS = 12.0
 """Confidences are log-odds within plus and minus this, in 8 bits."""
 
 
-def quantised(log_odds: NDArray[np.floating]) -> NDArray[np.int8]:
+def quantise(log_odds: NDArray[np.floating]) -> NDArray[np.int8]:
     return np.asarray(np.clip(np.rint(log_odds * (127 / LOG_ODDS)), -127, 127), np.int8)
 
 

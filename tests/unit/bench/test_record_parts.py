@@ -6,7 +6,7 @@ import numpy as np
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
 
-from bench.record.parts import ONE_IN, SAMPLED, joined, parts
+from bench.record.parts import ONE_IN, SAMPLED, join_recordings, parts
 
 
 def only(recording: Recording, group: str) -> Recording:
@@ -23,7 +23,7 @@ def only(recording: Recording, group: str) -> Recording:
 
 def test_parts_of_a_recording_join_to_the_whole():
     whole = recordings.load_shipped()
-    again = joined([only(whole, group) for group in whole.groups], whole.groups)
+    again = join_recordings([only(whole, group) for group in whole.groups], whole.groups)
     for name in recordings._ARRAYS:
         assert np.array_equal(getattr(again, name), getattr(whole, name)), name
 

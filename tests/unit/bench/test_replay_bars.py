@@ -19,10 +19,10 @@ from bench.replay.settings import (
     BLOCK,
     BLOCK_TOKENS,
     Case,
-    plain,
+    case_recording,
+    plain_decoding,
     pool,
     recording,
-    recording_of,
     setting,
     singles,
     world,
@@ -33,7 +33,7 @@ from bench.replay.synthetic import MIXES
 def test_a_bar_is_judged_where_one_seed_in_twenty_is_worse():
     """Not on the mean: one lucky seed must not carry a bar."""
     ratios = [1.2] * 18 + [0.5, 0.5]
-    assert bars.low(ratios) < 0.98 < float(np.mean(ratios))
+    assert bars.low_quantile(ratios) < 0.98 < float(np.mean(ratios))
 
 
 def test_the_best_static_setting_is_chosen_on_means():
@@ -45,7 +45,7 @@ def test_the_best_static_setting_is_chosen_on_means():
 @given(st.floats(0.5, 2.0), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
 def test_gap_share_is_0_at_the_single_best_and_1_at_the_oracle(single, gap, share):
     ours, single_drafter, best = (np.array([value]) for value in (single + share * gap, single, single + gap))
-    assert bars.closed_gap(ours, single_drafter, best) == pytest.approx(share, abs=1e-9)
+    assert bars.share_of_gap(ours, single_drafter, best) == pytest.approx(share, abs=1e-9)
 
 
 def judged(ours, adaptive, best="eagle, k = 3") -> static_load.Judged:
@@ -71,8 +71,8 @@ def test_a_wrong_profile_is_wrong_by_what_the_bar_says():
     """Drafts that cost 1.5 times what the profile says, and a knee that comes 30% later."""
     step = StepCost(per_batched_token_s=1e-5, per_batched_token_above_knee_s=1e-5, knee_tokens=100.0, constant_s=6e-3)
     model = LatencyModel({ExecutionMode.UNIFORM: step}, {"eagle": DrafterCost(step)})
-    assert wrong_models.knee_off(model).target[ExecutionMode.UNIFORM].knee_tokens == pytest.approx(130.0)
-    wrong = wrong_models.expensive_drafts(model).drafters["eagle"].cost
+    assert wrong_models.move_knee(model).target[ExecutionMode.UNIFORM].knee_tokens == pytest.approx(130.0)
+    wrong = wrong_models.understate_drafts(model).drafters["eagle"].cost
     assert wrong.constant_s == pytest.approx(4e-3)
     assert wrong.knee_tokens == 100.0
 
@@ -94,7 +94,7 @@ def test_unreported_time_is_in_the_clock_but_not_in_the_passes():
     case = Case("llama-3.1-8b-h200", 0.5)
     recorder = RecordingPolicy(pool(case))
     policy = wrong_models.Unreported(recorder, np.random.default_rng(0))
-    engine = ReplayEngine(setting(case, plain()), static_load.load(static_load.Point(case, 2), 0), policy)
+    engine = ReplayEngine(setting(case, plain_decoding()), static_load.load(static_load.Point(case, 2), 0), policy)
     engine.run(until_s=0.2)
     shares = np.array([outcome.target_s / outcome.step_s for outcome in recorder.outcomes])
     assert ((shares >= 0.85 - 1e-9) & (shares <= 0.95 + 1e-9)).all()
@@ -112,7 +112,7 @@ def result(**columns) -> Result:
 
 def test_request_that_misses_ttft_is_a_miss_at_any_tpot():
     replayed = result(ttft_s=np.array([0.1, 99.0, 0.1]), tpot_s=np.full(3, 0.001), slo_class=np.array([0, 0, 1]))
-    assert slo_mix.attained(replayed, slo_mix.classes(step_s=0.01)) == pytest.approx(2 / 3)
+    assert slo_mix.attainment(replayed, slo_mix.classes(step_s=0.01)) == pytest.approx(2 / 3)
 
 
 def shift(*of: phases.Phase) -> phases.Shift:
@@ -173,14 +173,14 @@ def test_oracle_uses_the_drafter_of_each_requests_group():
             return made
 
     policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))
-    ReplayEngine(setting(case, plain()), pools.load(case, 12, 0, knows_classes=True), policy).run(until_s=0.5)
+    ReplayEngine(setting(case, plain_decoding()), pools.load(case, 12, 0, knows_classes=True), policy).run(until_s=0.5)
     assert {(0, 0), (2, 1)} <= set(seen) <= {(0, 0), (1, 0), (2, 1)}
 
 
 def test_block_head_is_replayed_from_its_own_recording():
     """It proposes a block of four and no more, lifted or not; no setting asks it for more."""
     for case, _ in plan.block_pools():
-        made = recording_of(case)
+        made = case_recording(case)
         assert {drafter.name for drafter in pool(case)} <= {*made.drafters} & {*world(case.world).drafters}
         assert (made.proposed[made.drafters.index(BLOCK)] == BLOCK_TOKENS).all()
         assert (made.depth <= made.proposed).all()
@@ -200,7 +200,7 @@ def test_static_load_is_judged_after_each_clients_first_request():
     """What is learned from nothing, and prompts that all come at once, are no static load."""
     case = Case("llama-3.1-8b-h200", 0.5)
     load = static_load.load(static_load.Point(case, 4), 0)
-    engine = ReplayEngine(setting(case, plain()), load, Fixed(pool(case)))
+    engine = ReplayEngine(setting(case, plain_decoding()), load, Fixed(pool(case)))
     engine.run()
     first_s = engine.requests.done_s[:4].max()
     served = [
@@ -209,7 +209,7 @@ def test_static_load_is_judged_after_each_clients_first_request():
     last = max(place for place, there in enumerate(served) if there) + 1
     inside = [place for place in range(last) if engine.log.output_at_s[place] > first_s]
     expected = sum(engine.log.tokens[place] for place in inside) / sum(engine.log.step_s[place] for place in inside)
-    assert run(case, plain(), load, 0).goodput == pytest.approx(expected)
+    assert run(case, plain_decoding(), load, 0).goodput == pytest.approx(expected)
 
 
 def test_no_plan_asks_for_more_cells_than_twenty_minutes_hold():

@@ -28,7 +28,11 @@ def load_of(clients: int, rounds: int) -> Workload:
 
 def by_plain(world: World, load: Workload) -> dict[str, float]:
     """Latencies by plain decoding's."""
-    policies = {"plain": Fixed(turbospec.POOL), "k = 3": Fixed(turbospec.POOL, 0, 3), "loop": turbospec.ours(world)}
+    policies = {
+        "plain": Fixed(turbospec.POOL),
+        "k = 3": Fixed(turbospec.POOL, 0, 3),
+        "loop": turbospec.closed_loop(world),
+    }
     latencies_s = {name: turbospec.latency_s(TABLE, load, policy, world) for name, policy in policies.items()}
     return {name: seconds / latencies_s["plain"] for name, seconds in latencies_s.items()}
 
@@ -36,7 +40,7 @@ def by_plain(world: World, load: Workload) -> dict[str, float]:
 @pytest.mark.slow
 def test_at_low_load_speculation_is_on_and_pays():
     """Table 4 at 1 request a second: 0.52 of plain decoding's latency at k = 3, 0.51 with TurboSpec."""
-    ratios = by_plain(turbospec.expanded(turbospec.world_of(TABLE)), load_of(2, ROUNDS))
+    ratios = by_plain(turbospec.expand_batches(turbospec.load_world(TABLE)), load_of(2, ROUNDS))
     assert ratios["k = 3"] < 0.75
     assert ratios["loop"] < 0.8
 
@@ -44,7 +48,7 @@ def test_at_low_load_speculation_is_on_and_pays():
 @pytest.mark.slow
 def test_where_a_fixed_length_loses_speculation_is_off():
     """Table 4 at 16 a second, with batch expansion: 1.09 at k = 3, 0.99 with TurboSpec."""
-    world, load = turbospec.expanded(turbospec.world_of(TABLE)), load_of(CLIENTS, ROUNDS_UNTIL_IT_IS_OFF)
+    world, load = turbospec.expand_batches(turbospec.load_world(TABLE)), load_of(CLIENTS, ROUNDS_UNTIL_IT_IS_OFF)
     ratios = by_plain(world, load)
     assert ratios["k = 3"] > 1.2
     assert ratios["loop"] < 1.05
@@ -53,13 +57,13 @@ def test_where_a_fixed_length_loses_speculation_is_off():
 
 def share_off(world: World, load: Workload, seed: int) -> float:
     """Share of the later full batches without proposals."""
-    log = turbospec.ran(TABLE, load, turbospec.ours(world, seed), world).log
+    log = turbospec.run_policy(TABLE, load, turbospec.closed_loop(world, seed), world).log
     verified = np.array(log.verified)[np.array(log.requests) == CLIENTS]
     return float((verified[len(verified) // 2 :] == 0).mean())
 
 
 def test_batch_expansion_charges_context_per_verified_token():
-    world = turbospec.world_of(TABLE)
+    world = turbospec.load_world(TABLE)
     verifying_pass = Pass(40, 10, 500, 40)
-    assert turbospec.expanded(world).target_s(verifying_pass) > 1.1 * world.target_s(verifying_pass)
-    assert turbospec.expanded(world).target_s(Pass(10, 10, 500, 10)) == world.target_s(Pass(10, 10, 500, 10))
+    assert turbospec.expand_batches(world).target_s(verifying_pass) > 1.1 * world.target_s(verifying_pass)
+    assert turbospec.expand_batches(world).target_s(Pass(10, 10, 500, 10)) == world.target_s(Pass(10, 10, 500, 10))

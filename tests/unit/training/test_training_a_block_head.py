@@ -12,7 +12,7 @@ from outrider_runtime.drafters.draft_configs import typed_config
 from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from bench.record.blocks import of_block_head
+from bench.record.blocks import propose_with_block_head
 from setup.drafts import SHIPPED_HEAD
 from tests.unit.training.tiny_target import DRAFTED, VOCABULARY, train_briefly, work
 from training.block_head import learning
@@ -134,7 +134,7 @@ def test_the_recording_has_the_proposals_that_are_judged(target, held_out, train
     head, proposals = load(trained, target), list[torch.Tensor]()
     for answer in held_out:
         count = len(answer.tokens) - 1 - answer.prompt - BLOCK
-        made = of_block_head(head, target, answer, count)
+        made = propose_with_block_head(head, target, answer, count)
         expected = answer.tokens[answer.prompt + 1 :].unfold(0, BLOCK, 1)[:count]
         proposals.append((made.tokens == expected).int().cumprod(1))
         assert made.confidence.shape == (count, BLOCK)

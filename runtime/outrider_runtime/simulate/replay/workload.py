@@ -47,7 +47,7 @@ class Lengths:
         return np.maximum(prompt, 1), np.maximum(output, 1)
 
 
-def answers_of(recording: Recording, group: str | None, count: int, rng: np.random.Generator) -> Ints:
+def draw_answers(recording: Recording, group: str | None, count: int, rng: np.random.Generator) -> Ints:
     """Draw answers of one group of prompts, or of all."""
     fits = np.arange(recording.answers)
     if group is not None:
@@ -63,7 +63,7 @@ def draw_closed_load(
     prompt, output = lengths.draw(count, rng)
     output[:clients] = np.maximum(8, (output[:clients] * rng.uniform(0.1, 1.0, min(clients, count))).astype(np.int64))
     no_class = np.full(count, NO_CLASS, np.int64)
-    return Workload(np.zeros(count), prompt, output, no_class, answers_of(recording, group, count, rng), clients)
+    return Workload(np.zeros(count), prompt, output, no_class, draw_answers(recording, group, count, rng), clients)
 
 
 def open_load(
@@ -71,7 +71,7 @@ def open_load(
 ) -> Workload:
     prompt, output = lengths.draw(len(at_s), rng)
     no_class = np.full(len(at_s), NO_CLASS, np.int64)
-    return Workload(at_s, prompt, output, no_class, answers_of(recording, group, len(at_s), rng))
+    return Workload(at_s, prompt, output, no_class, draw_answers(recording, group, len(at_s), rng))
 
 
 def poisson(rate_per_s: float, count: int, rng: np.random.Generator) -> Floats:
