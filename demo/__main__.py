@@ -1,7 +1,7 @@
 """Outrider from an empty machine to judged drafts: cluster, chart, manifest, load, two patches, clean-up.
 
-Everything here is what a user would do: helm, kubectl and HTTP requests. The cluster ends with this process,
-however that ends, unless --keep was given.
+The demo does what a user would do: helm, kubectl and HTTP requests. The cluster ends with this process, however that
+ends, unless --keep is given.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _options() -> argparse.Namespace:
 
 
 class Demo:
-    """The steps between a cluster and its end."""
+    """The steps of the demo on a running cluster."""
 
     def __init__(self, console: Console, cluster: Cluster, manifest: JsonObject) -> None:
         self._console = console
@@ -116,11 +116,11 @@ class Demo:
         self._say_outcome(load)
 
     async def _patch(self, file: Path, outcome: str) -> None:
-        """Patches the draft pool under load and follows its canary; ClusterError where that ends otherwise."""
+        """Patch the pool under load and follow its canary. Raises ClusterError if that does not end in `outcome`."""
         self._console.step(
             f"kubectl patch specsvc {self._name} --type=json --patch-file {file.relative_to(REPOSITORY)}"
         )
-        load, serving = self._load(), self._serving()
+        load, serving = self._load(), self._serving_pods()
         load.max_tokens = CANARY_TOKENS
         running = asyncio.create_task(load.run())
         try:
@@ -134,7 +134,7 @@ class Demo:
         await asyncio.to_thread(self._show)
         self._console.say(ended["status"]["rollout"]["message"])
         self._say_outcome(load)
-        if outcome == "Failed" and self._serving() != serving:
+        if outcome == "Failed" and self._serving_pods() != serving:
             raise ClusterError(f"a pod that served before {file.name} was replaced")
         if rollout_phase(ended) != outcome:
             raise ClusterError(f"the canary of {file.name} ended as {rollout_phase(ended)}, not as {outcome}")
@@ -142,15 +142,15 @@ class Demo:
             raise ClusterError(f"{len(load.errors)} request(s) failed during the rollout; the first: {load.errors[0]}")
 
     def _canary(self, file: Path, load: Load) -> JsonObject:
-        """Patches, and returns the service once the canary is over.
+        """Patch the pool; return the service once the canary is over.
 
-        Pods that start share the cores with those that serve, so one user asks now and then, and more of them only
+        Pods that start share the cores with those that serve. So there is one user with pauses, and more users only
         while the canary measures.
         """
         patch = ("patch", "specsvc", self._name, "--type=json", "--patch-file", str(file), "-o", "yaml")
         generation = yaml.safe_load(self._cluster.kubectl(*patch))["metadata"]["generation"]
 
-        def reached(*phases: str) -> JsonObject:
+        def follow_to_phase(*phases: str) -> JsonObject:
             return self._follow.until(
                 lambda service: rollout_phase(service, generation) in (*phases, *OVER),
                 timeout_s=CANARY_TIMEOUT_S,
@@ -158,14 +158,14 @@ class Demo:
             )
 
         load.concurrency, load.thinking_s = 1, THINKING_S
-        reached("Measuring", "Promoting")
+        follow_to_phase("Measuring", "Promoting")
         load.concurrency, load.thinking_s = CANARY_USERS, 0.0
-        reached("Promoting")
+        follow_to_phase("Promoting")
         load.concurrency, load.thinking_s = 1, THINKING_S
-        return reached()
+        return follow_to_phase()
 
-    def _serving(self) -> set[str]:
-        """Pods that serve, but for those of a canary, by uid."""
+    def _serving_pods(self) -> set[str]:
+        """Return the uids of the serving pods, without those of a canary."""
         selector = f"outrider.dev/service={self._name},outrider.dev/revision,outrider.dev/track!=canary"
         pods = get(self._cluster.kubectl, "pods", "-l", selector).get("items", [])
         return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
@@ -191,7 +191,7 @@ class Demo:
 
 
 def _explain(cluster: Cluster, console: Console) -> None:
-    """What a person would look at next, printed while it still exists."""
+    """Print what a person would look at next, while it still exists."""
     if not cluster.is_running():
         return
     for question in (("get", "specsvc,pods,jobs", "-A"), ("get", "events", "-A", "--sort-by=.lastTimestamp")):

@@ -1,4 +1,4 @@
-"""The chart of this checkout, installed as a user would."""
+"""Installation of this checkout's chart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VALUES = Path(__file__).with_name("values.yaml")
 
 
 def install_outrider(cluster: Kubectl) -> None:
-    """`helm install` of the operator with the demo's values, until it is ready. Raises ClusterError."""
+    """Install the operator with the demo's values, and wait until it is ready. Raises ClusterError."""
     cluster.helm(
         "install", "outrider", str(REPOSITORY / "charts" / "outrider"), "-n", "outrider-system", "--create-namespace",
         "-f", str(VALUES), "--wait", "--timeout", "5m",

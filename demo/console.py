@@ -1,4 +1,4 @@
-"""What the demo prints: numbered steps with the time since the start, and lines that change."""
+"""The demo's output: numbered steps and lines, with the time since the start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Console:
-    """Prints to stdout; `started` is the zero of the times shown."""
+    """Prints to stdout. Times count from its creation."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -20,7 +20,7 @@ class Console:
         print(f"{self._clock()}     {line}", flush=True)
 
     def block(self, text: str) -> None:
-        """An output shown as it is, such as a table of kubectl."""
+        """Print an output as it is, such as a table of kubectl."""
         for line in text.rstrip().splitlines():
             print(f"             {line}", flush=True)
 

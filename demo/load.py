@@ -1,4 +1,4 @@
-"""Chat requests at a chosen concurrency against an OpenAI-compatible endpoint, streamed, each outcome kept."""
+"""Streamed chat requests to an OpenAI-compatible endpoint at a chosen concurrency; each outcome is kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished request: what the user saw."""
+    """Outcome of one request, as its user saw it."""
 
     error: str
     tokens: int
@@ -36,15 +36,15 @@ class Load:
     max_tokens: int = 64
     concurrency: int = 1
     thinking_s: float = 0.0
-    """Seconds between an answer and the request that takes its place."""
+    """Seconds between an answer and the user's next request."""
     answers: list[Answer] = field(default_factory=list)
     _stopping: bool = False
 
     async def run(self) -> None:
-        """Keeps `concurrency` users busy until `stop`; then lets the running requests finish."""
+        """Keep `concurrency` users busy until `stop`; then let the running requests finish."""
         prompts = shuffled_prompts()
         running: set[asyncio.Task[Answer]] = set()
-        # A Service balances connections: kept ones would never reach a pod that is newer than they are.
+        # A Service balances connections: one that is kept never reaches a pod that is newer than it is.
         limits = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(base_url=self.base_url, timeout=120.0, limits=limits) as client:
             while not self._stopping or running:
@@ -96,13 +96,13 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, object], headers: d
             tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
     if not tokens:
         return Answer("the answer ended before its usage was reported", 0, 0.0, 0.0)
-    # The field's definition: never an average over streamed chunks, which carry several tokens each.
+    # By tokens: chunks carry several tokens each, so the mean time between chunks is not the TPOT.
     tpot = (time.monotonic() - first) / (tokens - 1) if tokens > 1 else 0.0
     return Answer("", tokens, first - sent, tpot)
 
 
 def shuffled_prompts(seed: int = 0) -> Iterator[str]:
-    """The demo's prompts, over and over, in a fixed random order."""
+    """Yield the demo's prompts in a fixed random order, again and again."""
     prompts = [line for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
     random.Random(seed).shuffle(prompts)
     return itertools.cycle(prompts)

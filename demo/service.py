@@ -1,4 +1,4 @@
-"""The service as the demo follows it: what changed since the last look, in sentences."""
+"""Follows a service: prints what changed since the last look."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ JsonObject = dict[str, Any]
 
 
 def get(kubectl: Kubectl, *what: str) -> JsonObject:
-    """One object or list as JSON; {} where there is none."""
+    """Get an object or a list as JSON; {} if there is none."""
     text = kubectl("get", *what, "-o", "json", "--ignore-not-found")
     return json.loads(text) if text.strip() else {}
 
 
 @dataclass
 class Follower:
-    """Polls a service and its children, and says what is new."""
+    """Polls a service and its children, and prints what is new."""
 
     kubectl: Kubectl
     console: Console
@@ -32,11 +32,11 @@ class Follower:
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
-        """Ends `until` in another thread: an interrupted demo does not wait for what it waited for."""
+        """End `until` in another thread, so that an interrupted demo does not wait on."""
         self._stopping.set()
 
     def until(self, done: Callable[[JsonObject], bool], *, timeout_s: float, what: str) -> JsonObject:
-        """Follows the service until `done(service)`. Raises TimeoutError with the conditions when it takes longer."""
+        """Follow the service until `done(service)`. Raises TimeoutError, with the conditions, if it takes too long."""
         deadline = time.monotonic() + timeout_s
         while True:
             service = self.look()
@@ -48,7 +48,7 @@ class Follower:
                 raise TimeoutError(f"interrupted while waiting for {what}")
 
     def look(self) -> JsonObject:
-        """Says what is new since the last look; returns the service."""
+        """Print what is new since the last look; return the service."""
         service = get(self.kubectl, "specsvc", self.name)
         children = get(self.kubectl, "jobs,configmaps,deployments,pods", "-l", f"outrider.dev/service={self.name}")
         for subject, text in (*_conditions(service), *_rollout(service), *_children(children.get("items", []))):
@@ -59,41 +59,41 @@ class Follower:
 
 
 def condition(service: JsonObject, kind: str) -> JsonObject:
-    """The condition of that type, {} when it is not set yet."""
+    """Return the condition of that type; {} if it is not set yet."""
     conditions: list[JsonObject] = service.get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == kind), {})
 
 
 def is_true(service: JsonObject, *kinds: str) -> bool:
-    """Are all these conditions True and of the newest generation?"""
+    """Whether all these conditions are True and of the newest generation."""
     return all(_current(service, kind).get("status") == "True" for kind in kinds)
 
 
 def is_measured(service: JsonObject) -> bool:
-    """Is every profile there? One from a noisy machine serves too, and says so."""
+    """Whether every profile is there. A noisy one counts, too."""
     return is_true(service, "ProfilesReady") or _current(service, "ProfilesReady").get("reason") == "Noisy"
 
 
 def rollout_phase(service: JsonObject, generation: int = 0) -> str:
-    """Phase of the draft canary; empty where it was decided for a generation before `generation`."""
+    """Return the phase of the draft canary; empty if it belongs to a generation before `generation`."""
     rollout: JsonObject = service.get("status", {}).get("rollout", {})
     return str(rollout.get("phase", "")) if rollout.get("observedGeneration", 0) >= generation else ""
 
 
 def shows_acceptance(service: JsonObject, draft: str) -> bool:
-    """Does the status tell how often this draft's tokens are accepted?"""
+    """Whether the status has an acceptance rate of this draft."""
     drafts = service.get("status", {}).get("drafts", [])
     return any(row["name"] == draft and row.get("acceptanceRate") for row in drafts)
 
 
 def _current(service: JsonObject, kind: str) -> JsonObject:
-    """The condition of that type if it is of the newest generation, else {}."""
+    """Return the condition of that type if it is of the newest generation, else {}."""
     newest = condition(service, kind)
     return newest if newest.get("observedGeneration") == service.get("metadata", {}).get("generation") else {}
 
 
 def sentences(service: JsonObject) -> str:
-    """Every condition with its message: the text of the error when something did not happen in time."""
+    """Return every condition with its message, for an error."""
     conditions = service.get("status", {}).get("conditions", [])
     return "; ".join(f"{c['type']}={c['status']} {c['reason']}: {c.get('message', '')}" for c in conditions)
 
@@ -104,7 +104,7 @@ def _conditions(service: JsonObject) -> Iterator[tuple[str, str]]:
 
 
 def _rollout(service: JsonObject) -> Iterator[tuple[str, str]]:
-    """The canary's phase, its requests and the gain, once there is one."""
+    """Yield the canary's summary, once there is one."""
     rollout = service.get("status", {}).get("rollout", {})
     if rollout.get("summary"):
         yield "rollout", rollout["summary"]

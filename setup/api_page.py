@@ -31,7 +31,7 @@ def _collect(path: str, schema: Schema, sections: dict[str, str]) -> None:
         return
     sections[key] = _section(path, schema)
     for name, child in schema["properties"].items():
-        fields = _fields_of(child)
+        fields = _object_schema(child)
         if fields is not None:
             _collect(f"{path}.{name}{_suffix(child)}", fields, sections)
 
@@ -66,7 +66,7 @@ def _type(schema: Schema) -> str:
 def _default(schema: Schema) -> str:
     """Return the default. A map's default stands at its fields, unless it is a choice among them, such as `hub: {}`."""
     default = schema.get("default")
-    if isinstance(default, dict) and _fields_of(schema):
+    if isinstance(default, dict) and _object_schema(schema):
         return " ".join(f"`{name}: {{}}`" for name, value in default.items() if value == {})
     return "" if default is None else f"`{_value(default)}`"
 
@@ -81,7 +81,7 @@ def _bounds(schema: Schema) -> Iterator[str]:
         yield f"up to {most}"
 
 
-def _fields_of(schema: Schema) -> Schema | None:
+def _object_schema(schema: Schema) -> Schema | None:
     inner = schema.get("items", schema)
     return inner if inner.get("properties") else None
 

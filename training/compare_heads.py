@@ -1,11 +1,10 @@
-"""How often the serving engine accepts what EAGLE-3 and block heads propose, on the same prompts
-(docs/how-to/train-a-draft.md).
+"""Acceptance of EAGLE-3 and block heads in the serving engine, on the same prompts (docs/how-to/train-a-draft.md).
 
     python -m training.compare_heads --target MODEL --prompts FILE HEAD [HEAD ...]
 
-Prints a table in Markdown. Each head gets an engine of its own, vLLM with Outrider's plugin as it serves, pinned to one
-draft length. What it verified and accepted is counted by position. `--evaluate` of the training programs runs the
-trainer's own code instead.
+Prints a table in Markdown. Each head gets its own engine: vLLM with Outrider's plugin, pinned to one draft length.
+Verified and accepted tokens are counted by position. `--evaluate` of the training programs runs the trainer's own code
+instead.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from outrider_runtime.model_config import UnreadableConfigError, read_config
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch
 
-from training.acceptance_figures import by_position, tokens_a_step
-from training.command_line import positive
+from training.acceptance_figures import format_rates, tokens_per_step
+from training.command_line import parse_positive
 from training.prompts import read_prompts
 from training.target import CannotTrainError
 
@@ -42,7 +41,7 @@ PROGRAM = "training.compare_heads"
 DRAFTER = "head"
 ALONE, RESULT = "--alone", "ACCEPTANCE "
 LONGEST_PROMPT = 2000
-"""Characters; longer ones would not fit into the engine's 1024 tokens with their answer."""
+"""Characters of a prompt; with a longer one, prompt and answer would exceed the engine's 1024 tokens."""
 ENGINE_ARGUMENTS = ["--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=1024"]
 
 
@@ -56,7 +55,7 @@ class Work(NamedTuple):
 
 
 def acceptance(outcomes: Iterable[Outcome], draft_tokens: int) -> list[float]:
-    """Accepted / tried at each position, given that those before it were accepted; 0 where none was tried."""
+    """Return accepted / tried at each position, given that those before were accepted; 0 where none was tried."""
     tried, accepted = np.zeros((2, draft_tokens + 1), int)
     for outcome in outcomes:
         forest, kept = outcome.forest, outcome.accepted
@@ -68,7 +67,7 @@ def acceptance(outcomes: Iterable[Outcome], draft_tokens: int) -> list[float]:
 
 
 def measure(target: Path, head: Path, work: Work) -> list[float]:
-    """Acceptance per position of `head`; in a process of its own, so that no engine weighs on the next."""
+    """Measure the acceptance per position of `head`, in a new process, whose memory is given back."""
     plan = launch_plan(target, head, work.draft_tokens)
     if not plan.pool.neural:
         raise CannotTrainError(f"{head} cannot be served: {plan.pool.dropped[DRAFTER]}")
@@ -80,13 +79,13 @@ def measure(target: Path, head: Path, work: Work) -> list[float]:
     )
     results = [line.removeprefix(RESULT) for line in ended.stdout.splitlines() if line.startswith(RESULT)]
     if ended.returncode or not results:
-        raise CannotTrainError(f"{head}: the engine failed; its last words stand above.")
+        raise CannotTrainError(f"{head}: the engine failed; its error is above.")
     rates: list[float] = json.loads(results[0])
     return rates
 
 
 def run_alone(work: Work) -> list[float]:
-    """Acceptance per position in an engine of this process, started from the plan that `measure` prepared."""
+    """Measure the acceptance per position in this process, with the plan that `measure` prepared."""
     from outrider_runtime.profiler.engines.vllm_engine import start_engine
     from vllm import SamplingParams
 
@@ -97,14 +96,14 @@ def run_alone(work: Work) -> list[float]:
     loop.listeners.append(steps.append)
     greedy = SamplingParams(temperature=0.0, max_tokens=work.length)
     for number, prompt in enumerate(work.prompts):
-        engine.add_request(str(number), encoded(engine, prompt), greedy)
+        engine.add_request(str(number), encode(engine, prompt), greedy)
     while engine.has_unfinished_requests():
         engine.step()
     return acceptance((step.outcome for step in steps), work.draft_tokens)
 
 
-def encoded(engine: Any, prompt: str) -> dict[str, list[int]]:
-    """A user's message as the target's chat template has it."""
+def encode(engine: Any, prompt: str) -> dict[str, list[int]]:
+    """Encode a user's message with the target's chat template."""
     tokenizer = engine.get_tokenizer()
     text, bare = prompt, tokenizer.chat_template is None
     if not bare:
@@ -115,10 +114,15 @@ def encoded(engine: Any, prompt: str) -> dict[str, list[int]]:
 
 def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPlan:
     boot = BootConfig(
-        service="heads", namespace="default", revision="local", target=local(target), draft_pool=[drafter_of(head)],
-        accelerator=Accelerator(products=["cpu"]), engine=Engine(extra_args=[*ENGINE_ARGUMENTS, "--enforce-eager"]),
+        service="heads",
+        namespace="default",
+        revision="local",
+        target=folder_reference(target),
+        draft_pool=[read_drafter(head)],
+        accelerator=Accelerator(products=["cpu"]),
+        engine=Engine(extra_args=[*ENGINE_ARGUMENTS, "--enforce-eager"]),
         max_draft_tokens=draft_tokens,
-    )  # fmt: skip
+    )
     hot = HotConfig(
         mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefillMode.AUTO, max_draft_tokens=draft_tokens
     )
@@ -126,18 +130,18 @@ def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPla
 
 
 def block_kind(head: Path) -> str:
-    """DFlash, DFlash2 or DSpark; empty for other heads and for a folder without a config."""
+    """Return DFlash, DFlash2 or DSpark; empty for other heads, and for a folder without a config."""
     try:
         return typed_config(read_config(head), str(head)).block_kind
     except UnreadableConfigError:
         return ""
 
 
-def drafter_of(head: Path) -> DrafterSpec:
-    """The drafter that the folder's config says it is. A folder without one is refused with the pool's own sentence."""
+def read_drafter(head: Path) -> DrafterSpec:
+    """Return the drafter that the folder's config describes; the pool refuses a folder without a config later."""
     if block_kind(head):
-        return DrafterSpec(name=DRAFTER, method=DraftMethod.BLOCK, block=BlockDraft(model=local(head)))
-    return DrafterSpec(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
+        return DrafterSpec(name=DRAFTER, method=DraftMethod.BLOCK, block=BlockDraft(model=folder_reference(head)))
+    return DrafterSpec(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=folder_reference(head)))
 
 
 def table_head(draft_tokens: int) -> str:
@@ -146,10 +150,10 @@ def table_head(draft_tokens: int) -> str:
 
 
 def table_row(head: Path, rates: Sequence[float]) -> str:
-    return f"| {head} | {block_kind(head) or 'EAGLE-3'} | {by_position(rates)} | {tokens_a_step(rates):.2f} |"
+    return f"| {head} | {block_kind(head) or 'EAGLE-3'} | {format_rates(rates)} | {tokens_per_step(rates):.2f} |"
 
 
-def local(folder: Path) -> ModelRef:
+def folder_reference(folder: Path) -> ModelRef:
     return ModelRef(name=folder.name, source=ModelSource(host_path=HostPathSource(path=str(folder.resolve()))))
 
 
@@ -157,9 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", type=Path, required=True, help="folder of the model that the heads draft for")
     parser.add_argument("--prompts", type=Path, required=True, help="a prompt a line, or Spec-Bench's JSON lines")
-    parser.add_argument("--count", type=positive(int), default=24, help="prompts, spread over the file (default 24)")
-    parser.add_argument("--length", type=positive(int), default=64, help="longest answer, in tokens (default 64)")
-    parser.add_argument("--draft-tokens", type=positive(int), default=4, help="draft length (default 4)")
+    parser.add_argument(
+        "--count", type=parse_positive(int), default=24, help="prompts, spread over the file (default 24)"
+    )
+    parser.add_argument("--length", type=parse_positive(int), default=64, help="longest answer, in tokens (default 64)")
+    parser.add_argument("--draft-tokens", type=parse_positive(int), default=4, help="draft length (default 4)")
     parser.add_argument("heads", type=Path, nargs="+", metavar="HEAD")
     options = parser.parse_args(argv)
     try:

@@ -1,7 +1,7 @@
 """Rounds of a training, the same for every kind of draft.
 
-In each round the target answers a batch of prompts and keeps the hidden states that it had meanwhile. Then the draft
-takes a few steps on the answers kept.
+In each round the target answers a batch of prompts, and its hidden states are kept. Then the draft is trained for a few
+steps on the answers kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from training.budget import Progress, say
 from training.target import Answer, Target
 
-SORTED = 8  # batches of prompts that are drawn to take one of: prompts of like length need little padding
+SORTED = 8  # batches are drawn, sorted by length, and one is taken: prompts of like length need little padding
 WARM_UP_STEPS, PEAK_RATE = 30, 0.6  # the peak learning rate is PEAK_RATE / hidden size
 WINDOW_BYTES = 2 << 30  # of hidden states kept; the oldest answers leave first
 VALIDATE_EVERY = 0.1  # share of the budget
@@ -30,28 +30,28 @@ Draft = TypeVar("Draft", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Kind(Generic[Draft]):
-    """What is trained."""
+    """A kind of draft, and its functions."""
 
     program: str
     """Its folder in `training`, which `python -m` runs."""
     name: str
     new: Callable[[Target, Sequence[Answer], int], Draft]
-    """Makes the training state from answers and a size of the draft vocabulary."""
+    """(target, answers, size of the draft vocabulary) -> a draft to train."""
     learn: Callable[[Target, Draft, torch.optim.Optimizer, Sequence[Answer], float], float]
-    """One step at a learning rate; the loss before it."""
+    """(target, draft, optimizer, answers, learning rate) -> loss before the step that it makes."""
     figure: Callable[[Draft, Target, Sequence[Answer]], str]
-    """What drafts of this kind are compared by."""
+    """(draft, target, answers) -> the line that drafts of this kind are compared by."""
     save: Callable[[Draft, Target, Path], None]
     load: Callable[[Path, Target], Draft]
     passes: int
-    """How often an answer is trained on."""
+    """Steps that train on an answer."""
     coolest: float = 1.0
-    """Answers are sampled at temperatures from this to 1."""
+    """Lowest temperature of sampled answers; the highest is 1."""
 
 
 @dataclass(frozen=True)
 class Work(Generic[Draft]):
-    """What training reads: token prompts to answer, answers to validate on, sizes, and where the head goes."""
+    """Inputs of a training: prompts to answer (token ids), answers for validation, sizes, and the head's folder."""
 
     kind: Kind[Draft]
     prompts: Sequence[list[int]]
@@ -68,7 +68,7 @@ def train(target: Target, work: Work[Draft], progress: Progress, head: Draft | N
     window: deque[Answer] = deque()
     optimizer, chooser, validated = None, random.Random(torch.initial_seed()), 0.0
     try:
-        while progress.spent() < 1:
+        while progress.spent_share() < 1:
             if count := progress.room(work.batch):
                 write_round(target, work, progress, window, chooser, count)
             if head is None:
@@ -77,8 +77,8 @@ def train(target: Target, work: Work[Draft], progress: Progress, head: Draft | N
                 head = work.kind.new(target, window, work.vocabulary)
             optimizer = optimizer or torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
             learn_round(target, work, progress, head, optimizer, window, chooser)
-            if progress.spent() - validated >= VALIDATE_EVERY:
-                validated = progress.spent()
+            if progress.spent_share() - validated >= VALIDATE_EVERY:
+                validated = progress.spent_share()
                 say(f"{validated:4.0%}  held out: {work.kind.figure(head, target, work.held_out)}")
                 work.kind.save(head, target, work.output)
     except KeyboardInterrupt:
@@ -117,10 +117,10 @@ def learn_round(
     target: Target, work: Work[Draft], progress: Progress, head: Draft, optimizer: torch.optim.Optimizer,
     window: Sequence[Answer], chooser: random.Random,
 ) -> None:  # fmt: skip
-    """Train on small batches from the window, until the answers written are used up, or as many as a round writes."""
+    """Train on small batches from the window until the written answers are used up, at least as many as a round's."""
     size = max(1, work.batch // 4)
     end = max(progress.answers, progress.used + work.batch)
-    while progress.used < end and (share := progress.spent()) < 1:
+    while progress.used < end and (share := progress.spent_share()) < 1:
         rate = PEAK_RATE / target.config.hidden_size * min(1, (progress.steps + 1) / WARM_UP_STEPS) * (1 - share)
         loss = work.kind.learn(target, head, optimizer, chooser.sample(list(window), min(size, len(window))), rate)
         progress.steps += 1

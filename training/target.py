@@ -1,4 +1,4 @@
-"""The model that the head drafts for: it writes the answers that the head learns from."""
+"""The target of a draft: it writes the answers that the draft learns from."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from transformers import (
 
 PROMPT_TOKENS = 512  # a longer prompt is cut
 INVENTED_TOKENS = 48
-
-
 GROUPED = "grouped"
 
 
@@ -31,9 +29,9 @@ class CannotTrainError(Exception):
 
 
 class Answer(NamedTuple):
-    """Tokens (T,), the first `prompt` of them the prompt's, and the states of all but the last.
+    """Tokens (T,), of which the first `prompt` are the prompt's, and the states of all but the last.
 
-    fused (T - 1, 3H): the three states that the head reads; final (T - 1, H): what the target's output rows multiply.
+    fused (T - 1, 3H): the three states that the head reads. final (T - 1, H): the input of the target's output layer.
     """
 
     tokens: Tensor
@@ -45,8 +43,9 @@ class Answer(NamedTuple):
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """SDPA as transformers has it, but where each row has one query: there the heads that share keys are taken for
-    positions. SDPA would copy the keys for each of those heads, which takes longer than the rest of a step.
+    """Run SDPA; where each row has one query, treat the heads that share keys as positions.
+
+    SDPA would copy the keys for each of those heads, which takes longer than the rest of a step.
 
     query (B, heads, Q, D), key and value (B, key heads, T, D), mask (B, 1, Q, T), to (B, Q, heads, D).
     """
@@ -66,7 +65,7 @@ AttentionMaskInterface.register(GROUPED, AttentionMaskInterface()["sdpa"])
 
 
 class Target:
-    """The frozen target: writes answers, and keeps the hidden states that it had meanwhile."""
+    """The frozen target, which writes answers and keeps its hidden states."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.config = llama_config(folder)
@@ -88,12 +87,12 @@ class Target:
 
     @property
     def output(self) -> Tensor:
-        """The output embedding's rows (V, H)."""
+        """Rows of the output layer (V, H)."""
         rows: Tensor = self.model.get_output_embeddings().weight
         return rows
 
     def encode(self, prompt: str) -> list[int]:
-        """A user's message as the target's chat template has it; the plain text where there is no template."""
+        """Encode a user's message with the target's chat template, or the plain text if it has none."""
         text, bare = prompt, self.tokenizer.chat_template is None
         if not bare:
             chat = [{"role": "user", "content": prompt}]
@@ -102,7 +101,7 @@ class Target:
         return ids[:PROMPT_TOKENS]
 
     def invent(self, count: int) -> list[str]:
-        """Prompts that the target writes itself where a user's message would begin (Magpie: Xu et al. 2024)."""
+        """Let the target write prompts where a user's message would begin (Magpie: Xu et al. 2024)."""
         if self.tokenizer.chat_template is None or not count:
             return []
         chat = [{"role": "user", "content": "MESSAGE"}]
@@ -117,8 +116,8 @@ class Target:
         self, prompts: Sequence[list[int]], length: int, temperature: float | Tensor,
         tick: Callable[[], None] = lambda: None,
     ) -> list[Answer]:  # fmt: skip
-        """Generates at most `length` tokens for each prompt in one batch. temperature: of all, or (B,); 0 is greedy."""
-        ids, mask = left_padded(prompts, self.device)  # (B, P)
+        """Generate at most `length` tokens for each prompt in one batch. temperature: of all, or (B,); 0 is greedy."""
+        ids, mask = pad_left(prompts, self.device)  # (B, P)
         # A cache that grows is copied at each step.
         cache = StaticCache(config=self.config, max_cache_len=ids.shape[1] + length)
         tokens, fused, final = [ids], [], []
@@ -126,7 +125,7 @@ class Target:
             out = self.model.model(tokens[-1], attention_mask=mask, past_key_values=cache, output_hidden_states=True)
             fused.append(torch.cat([out.hidden_states[layer] for layer in self.layers], -1))
             final.append(out.hidden_states[-1])
-            # Of the last position alone, as a matrix: of a slice the model would copy its output layer for each row.
+            # The last position alone, as a matrix: for a slice the model would copy its output layer for each row.
             tokens.append(sample(out.last_hidden_state[:, -1] @ self.output.T, temperature))
             mask = functional.pad(mask, (0, 1), value=1)
             tick()
@@ -135,7 +134,7 @@ class Target:
         return self._cut(prompts, torch.cat(tokens, 1), torch.cat(fused, 1), torch.cat(final, 1))
 
     def _cut(self, prompts: Sequence[list[int]], tokens: Tensor, fused: Tensor, final: Tensor) -> list[Answer]:
-        """Each row without its padding and what came after its end."""
+        """Cut the padding and the tokens after the end off each row."""
         answers, width = [], max(map(len, prompts))
         for row, prompt in enumerate(prompts):
             ended = torch.isin(tokens[row, width:], self.ends).nonzero()
@@ -148,7 +147,7 @@ class Target:
 
 
 def llama_config(folder: Path) -> LlamaConfig:
-    """The target's configuration; raises CannotTrainError where there is none, or one of another family."""
+    """Read the target's configuration; raises CannotTrainError if there is none, or it is of another family."""
     if not (folder / "config.json").is_file():
         raise CannotTrainError(f"--target {folder}: no config.json there; name the folder of a Hugging Face model.")
     config = AutoConfig.from_pretrained(folder)
@@ -160,13 +159,13 @@ def llama_config(folder: Path) -> LlamaConfig:
 
 
 def fused_layers(layers: int) -> tuple[int, ...]:
-    """Layers after which the three fused states are taken: vLLM's default where those are three."""
+    """Return the layers whose outputs are fused: vLLM's default if it has three different ones."""
     usual = (2, layers // 2, layers - 3)
     return usual if layers >= 7 else (1, layers // 2, layers - 1)
 
 
-def left_padded(prompts: Sequence[list[int]], device: str) -> tuple[Tensor, Tensor]:
-    """Tokens and mask, (B, longest)."""
+def pad_left(prompts: Sequence[list[int]], device: str) -> tuple[Tensor, Tensor]:
+    """Pad the prompts on the left; return tokens and mask, (B, longest)."""
     width = max(map(len, prompts))
     ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -174,6 +173,6 @@ def left_padded(prompts: Sequence[list[int]], device: str) -> tuple[Tensor, Tens
 
 
 def sample(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    """(B, V) to tokens (B, 1), by Gumbel noise of that much: none is greedy. temperature: of all, or (B,)."""
+    """Sample tokens (B, 1) from logits (B, V) by Gumbel noise. temperature: of all, or (B,); 0 is greedy."""
     noise = -torch.empty_like(logits, dtype=torch.float32).exponential_().clamp_min(1e-30).log()
     return (logits + torch.as_tensor(temperature, device=logits.device).view(-1, 1) * noise).argmax(-1, keepdim=True)

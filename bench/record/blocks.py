@@ -6,14 +6,14 @@ import torch
 
 from bench.record.chains import Chains, greedy
 from training.block_head.head import BLOCK, BlockHead
-from training.block_head.learning import stretch_of
+from training.block_head.learning import cut_stretch
 from training.target import Answer, Target
 
 
 @torch.inference_mode()
 def propose_with_block_head(head: BlockHead, target: Target, answer: Answer, count: int) -> Chains:
     """Propose after each of the answer's first `count` tokens. The result's tensors are (count, BLOCK)."""
-    stretch = stretch_of(answer, answer.prompt, count, answer.prompt)
+    stretch = cut_stretch(answer, answer.prompt, count, answer.prompt)
     token = stretch.tokens[0, :count]
     states = head(target.embed, token[None], stretch.context, stretch.unseen)[0].to(target.output.dtype)
     proposed, confidence = [], []

@@ -1,1 +1,1 @@
-"""Block heads (DSpark): the head, how it learns, how it is written, and the program that trains it."""
+"""Block heads (DSpark): the head, its training, its files, and the program that trains it."""

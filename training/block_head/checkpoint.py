@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from training.block_head.head import BLOCK, MARKOV_RANK, READ, ROPE_THETA, BlockHead, inner_size
-from training.eagle3.checkpoint import filled, parameters, read_head, write_head
+from training.eagle3.checkpoint import fill, parameters, read_head, write_head
 from training.target import CannotTrainError, Target
 
 COMPARED = "t2d"
-"""EAGLE's name for the tokens that a head was trained on; vLLM leaves it unread."""
+"""EAGLE's name for the tokens that a head was trained on; vLLM does not read it."""
 
 
 def save(head: BlockHead, target: Target, folder: Path) -> None:
@@ -21,7 +21,7 @@ def save(head: BlockHead, target: Target, folder: Path) -> None:
 
 
 def head_config(target: Target, mask_token: int) -> dict[str, object]:
-    """DSpark's fields as published: layers are counted from 0, and the first token of a block proposes, too."""
+    """Make a config with DSpark's published fields: layers count from 0, and a block's first token proposes, too."""
     of_target = target.config
     copied = (
         "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
@@ -53,7 +53,7 @@ def read_layers(target: Target) -> list[int]:
 
 
 def load(folder: Path, target: Target) -> BlockHead:
-    """The head in a folder; raises CannotTrainError where it is none, or one for another target."""
+    """Load the head in a folder; raises CannotTrainError if there is none, or it is for another target."""
     tensors, config = read_head(folder, "block head")
     if config.get("target_layer_ids") != read_layers(target) or config.get("block_size") != BLOCK:
         raise CannotTrainError(
@@ -62,4 +62,4 @@ def load(folder: Path, target: Target) -> BlockHead:
         )
     compared = tensors.pop(COMPARED, torch.ones(target.config.vocab_size, dtype=torch.bool))
     head = BlockHead(target.config, int(config["mask_token_id"]), compared.nonzero().flatten())
-    return filled(head, tensors, target, folder)
+    return fill(head, tensors, target, folder)

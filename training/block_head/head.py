@@ -11,16 +11,16 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 BLOCK = 4
-"""Tokens that its pass proposes: as many as EAGLE-3 heads are unrolled for here."""
+"""Tokens that a pass proposes: as many as an EAGLE-3 head is unrolled for here (`UNROLL`)."""
 READ = 2
-"""Layers of the target that it reads, the deepest of those that an EAGLE-3 head reads."""
+"""Layers of the target that it reads: the deepest of those that an EAGLE-3 head reads."""
 MARKOV_RANK = 4
-"""Small, as each unit takes two numbers of every token of the vocabulary; the layer takes most of the folder's 5 MB."""
+"""Small, since each unit takes two numbers for every token of the vocabulary."""
 ROPE_THETA = 10_000.0
 
 
 class Attention(nn.Module):
-    """A block's queries over the context's keys and the block's own, which are projected alike."""
+    """Attention of a block over the context's keys and its own, with the same projections."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -34,55 +34,57 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (LlamaRMSNorm(config.head_dim, config.rms_norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, places: Tensor, context: Tensor, seen: Tensor) -> Tensor:
-        """Blocks x (B, A, BLOCK, H) at places (A, BLOCK) over context (B, N, H) at places 0 to N - 1; to x's shape.
+        """Attend from blocks x (B, A, BLOCK, H) at places (A, BLOCK) to context (B, N, H) at places 0 to N - 1.
 
-        seen (B, A, N): each block sees so much of the context, and its own tokens both ways.
+        seen (B, A, N): the context that each block sees; it sees its own tokens in both directions.
         """
-        q, k, v = (self._heads(project(x.flatten(1, 2))) for project in (self.q_proj, self.k_proj, self.v_proj))
-        text_k, text_v = (self._heads(project(context)) for project in (self.k_proj, self.v_proj))
-        q, k = (self._turned(norm(part), places.flatten()) for norm, part in ((self.q_norm, q), (self.k_norm, k)))
-        text_k = self._turned(self.k_norm(text_k), torch.arange(context.shape[1], device=places.device))
-        text = (self._grouped(q) @ text_k.mT).view(*q.shape[:3], -1)  # (B, heads, A * BLOCK, N)
+        q, k, v = (self._split_heads(project(x.flatten(1, 2))) for project in (self.q_proj, self.k_proj, self.v_proj))
+        text_k, text_v = (self._split_heads(project(context)) for project in (self.k_proj, self.v_proj))
+        q, k = (self._rotate(norm(part), places.flatten()) for norm, part in ((self.q_norm, q), (self.k_norm, k)))
+        text_k = self._rotate(self.k_norm(text_k), torch.arange(context.shape[1], device=places.device))
+        text = (self._group_heads(q) @ text_k.mT).view(*q.shape[:3], -1)  # (B, heads, A * BLOCK, N)
         text = text.masked_fill(~seen.repeat_interleave(BLOCK, 1)[:, None], -math.inf)
-        q, k, v = (self._blocks(part) for part in (q, self._repeated(k), self._repeated(v)))
+        q, k, v = (self._split_blocks(part) for part in (q, self._repeat_keys(k), self._repeat_keys(v)))
         own = (q @ k.mT).flatten(2, 3)  # (B, heads, A * BLOCK, BLOCK)
         weights = (torch.cat([text, own], -1).float() * self.head_dim**-0.5).softmax(-1).to(v.dtype)
         text, own = weights.split([context.shape[1], BLOCK], -1)
-        mixed = (self._grouped(text) @ text_v).view(*text.shape[:3], -1) + (self._blocks(own) @ v).flatten(2, 3)
+        mixed = (self._group_heads(text) @ text_v).view(*text.shape[:3], -1) + (self._split_blocks(own) @ v).flatten(
+            2, 3
+        )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out.view_as(x)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(B, N, heads * D) to (B, heads, N, D)."""
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Reshape (B, N, heads * D) to (B, heads, N, D)."""
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
-    def _grouped(self, x: Tensor) -> Tensor:
-        """(B, heads, N, ...) to (B, key heads, group * N, ...): heads that share keys are taken for rows."""
+    def _group_heads(self, x: Tensor) -> Tensor:
+        """Reshape (B, heads, N, ...) to (B, key heads, group * N, ...): heads that share keys become rows."""
         return x.reshape(x.shape[0], x.shape[1] // self.group, -1, x.shape[-1])
 
-    def _repeated(self, x: Tensor) -> Tensor:
+    def _repeat_keys(self, x: Tensor) -> Tensor:
         return x.repeat_interleave(self.group, 1)
 
-    def _blocks(self, x: Tensor) -> Tensor:
-        """(B, heads, A * BLOCK, ...) to (B, heads, A, BLOCK, ...)."""
+    def _split_blocks(self, x: Tensor) -> Tensor:
+        """Reshape (B, heads, A * BLOCK, ...) to (B, heads, A, BLOCK, ...)."""
         return x.reshape(*x.shape[:2], -1, BLOCK, x.shape[-1])
 
-    def _turned(self, x: Tensor, places: Tensor) -> Tensor:
-        """x (B, heads, N, D) by rotary angles of places (N,)."""
+    def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
+        """Rotate x (B, heads, N, D) by the rotary angles of places (N,)."""
         cosine, sine = (part[None].to(x.dtype) for part in rotary(places, self.head_dim))
         turned: Tensor = apply_rotary_pos_emb(x, x, cosine, sine)[0]
         return turned
 
 
 def rotary(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (N, size) for places (N,)."""
+    """Return cosines and sines (N, size) for places (N,)."""
     angles = places[:, None] * ROPE_THETA ** (-torch.arange(0, size, 2, device=places.device) / size)
     angles = torch.cat([angles, angles], -1)
     return angles.cos(), angles.sin()
 
 
 class MLP(nn.Module):
-    """Llama's, narrow: the head's time goes into the target's output layer, its folder's size into the rest."""
+    """Llama's MLP, narrow: it is most of the folder's size, and little of the time, which the output layer takes."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ def inner_size(config: LlamaConfig) -> int:
 
 
 class MarkovHead(nn.Module):
-    """What the token before adds to each token's logit."""
+    """The bias of each token's logit that depends on the token before."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class MarkovHead(nn.Module):
 
 
 class BlockHead(nn.Module):
-    """A block is the request's last token and BLOCK - 1 masks behind it; each of its states proposes the next token.
+    """A block is the request's last token and BLOCK - 1 masks after it; each of its states proposes the next token.
 
     Embedding and output layer are the target's. `compared`: tokens that every training step compares, sorted.
     """
@@ -141,7 +143,7 @@ class BlockHead(nn.Module):
         self.register_buffer("compared", compared, persistent=False)
 
     def forward(self, embed: nn.Module, last: Tensor, context: Tensor, unseen: Tensor) -> Tensor:
-        """Normed states (B, A, BLOCK, H) of the blocks behind A successive places of a text.
+        """Return normed states (B, A, BLOCK, H) of the blocks after A successive places of a text.
 
         last (B, A): each block's first token. context (B, N, READ * H): the target's states; the first block's are all
         but the last A - 1 of them, each further block sees one more. unseen (B,): leading rows that are padding.
@@ -159,13 +161,16 @@ class BlockHead(nn.Module):
         return out
 
     def markov(self, before: Tensor) -> Tensor:
-        """Addends to all logits (..., V) behind tokens (...)."""
+        """Return the biases (..., V) of all logits after tokens (...)."""
         addends: Tensor = self.markov_head.markov_w2(self.markov_head.markov_w1(before))
         return addends
 
 
 def looks_back(size: int, distance: int, pairs: int) -> tuple[Tensor, Tensor]:
-    """A query's and a key's bias (size,) that meet best so many tokens apart, over the fastest rotary pairs."""
+    """Return biases (size,) of queries and keys whose product is largest `distance` tokens apart.
+
+    pairs: how many rotary pairs they use, the fastest first.
+    """
     key = torch.zeros(size)
     key[:pairs] = 1.0
     cosine, sine = rotary(torch.tensor([float(-distance)]), size)

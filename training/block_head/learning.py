@@ -1,4 +1,4 @@
-"""How a block head starts, learns and is judged."""
+"""Initialisation, training step and acceptance of a block head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.eagle3.learning import (
     begin_at_random,
     begin_fusing,
     halves_pay,
-    padded,
+    pad,
     step,
     token_expectations,
 )
@@ -26,21 +26,21 @@ from training.target import Answer, Target
 STRETCH = 64
 """Successive blocks of each answer that a step trains on: their context is projected once."""
 CONTEXT = 256
-"""States before a stretch, at most."""
+"""Most states before a stretch."""
 SAMPLED = 1024
-"""Tokens that a step compares besides the head's own list, drawn from all others."""
+"""Tokens that a step compares in addition to the head's list, drawn from all others."""
 BACK_PAIRS, BACK_STRENGTH, BACK_SHARPNESS = 6, 2.8, 1.5
-"""A new head's attention looks at the tokens shortly before: rotary pairs of its biases, their size, and the norm's
-weight. Steps that it would take to find these go into what it reads there."""
+"""Rotary pairs of a new head's biases, their size, and the norm's weight. With them its attention starts on the tokens
+shortly before; training need not find that."""
 SMALLER = 0.5
-"""Factor for random weights of queries and keys in a new head, so that the biases show."""
+"""Factor for random weights of queries and keys in a new head, so that the biases outweigh them."""
 
 
 class Stretch(NamedTuple):
-    """Blocks behind A successive tokens of B answers.
+    """Blocks after A successive tokens of B answers.
 
-    tokens (B, A + BLOCK): from the first block's first token on. context (B, N, READ * H), unseen (B,): as the head
-    takes them. final (B, A + BLOCK - 1, H): states that the target says the tokens after the first from.
+    tokens (B, A + BLOCK): from the first block's first token on. context (B, N, READ * H), unseen (B,): inputs of the
+    head. final (B, A + BLOCK - 1, H): the target's states that predict the tokens after the first.
     labelled (B, A + BLOCK - 1): which of those tokens are the answer's, not padding.
     """
 
@@ -51,33 +51,33 @@ class Stretch(NamedTuple):
     labelled: Tensor
 
 
-def stretch_of(answer: Answer, first: int, blocks: int, context: int) -> Stretch:
-    """One answer's (B = 1), from the token number `first` on, with so many states before it."""
+def cut_stretch(answer: Answer, first: int, blocks: int, context: int) -> Stretch:
+    """Cut the stretch of one answer (B = 1) from token `first` on. context: states before it."""
     width, rows = answer.final.shape[1], context + blocks - 1
     unseen = max(0, context - first)
     states = answer.fused[max(0, first - context) : first + blocks - 1, -READ * width :]
     places = first + 1 + torch.arange(blocks + BLOCK - 1, device=states.device)
     return Stretch(
-        padded(answer.tokens[first:], blocks + BLOCK)[None],
-        padded(functional.pad(states, (0, 0, unseen, 0)), rows)[None],
+        pad(answer.tokens[first:], blocks + BLOCK)[None],
+        pad(functional.pad(states, (0, 0, unseen, 0)), rows)[None],
         torch.tensor([unseen], device=states.device),
-        padded(answer.final[first:], blocks + BLOCK - 1)[None],
+        pad(answer.final[first:], blocks + BLOCK - 1)[None],
         (places < len(answer.tokens))[None],
     )
 
 
-def drawn_stretch(answer: Answer) -> Stretch:
+def draw_stretch(answer: Answer) -> Stretch:
     latest = len(answer.tokens) - 1 - STRETCH
     first = answer.prompt + int(torch.randint(max(1, latest - answer.prompt + 1), ()))
-    return stretch_of(answer, first, STRETCH, CONTEXT)
+    return cut_stretch(answer, first, STRETCH, CONTEXT)
 
 
-def together(stretches: Sequence[Stretch]) -> Stretch:
+def join_stretches(stretches: Sequence[Stretch]) -> Stretch:
     return Stretch(*(torch.cat(parts) for parts in zip(*stretches, strict=True)))
 
 
 def new_head(target: Target, answers: Sequence[Answer], size: int) -> BlockHead:
-    """A head to start from: it reads states of one scale, and looks at the tokens shortly before."""
+    """Make a head to train: the states that it reads have one scale, and it attends to the tokens shortly before."""
     expected = token_expectations(target, answers)
     compared = expected.topk(min(size, len(expected))).indices.sort().values
     head = BlockHead(target.config, int(expected.argmin()), compared.cpu())
@@ -94,7 +94,7 @@ def new_head(target: Target, answers: Sequence[Answer], size: int) -> BlockHead:
 
 
 def _main_directions(target: Target) -> Tensor:
-    """(V, MARKOV_RANK): where the embedding's rows differ most, of variance 1; tokens alike begin alike."""
+    """Return (V, MARKOV_RANK): principal components of the embedding, so that similar tokens begin similar."""
     rows = target.embed(torch.arange(target.config.vocab_size, device=target.device)).float()
     centred = rows - rows.mean(0)
     directions: Tensor = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -MARKOV_RANK:]
@@ -104,7 +104,7 @@ def _main_directions(target: Target) -> Tensor:
 
 
 def _look_back(attention: Attention) -> None:
-    """Query heads in turn prefer the token 1, 2, ... BLOCK places before."""
+    """Let the query heads in turn prefer the token 1, 2, ... BLOCK places before."""
     size = attention.head_dim
     for project in (attention.q_proj, attention.k_proj):
         project.weight.mul_(SMALLER)
@@ -116,13 +116,13 @@ def _look_back(attention: Attention) -> None:
 
 
 class Compared(NamedTuple):
-    """Tokens of a step (C,), and what to add to their logits (C,): a drawn one stands for all that were not."""
+    """Tokens of a step (C,), and addends to their logits (C,): drawn tokens stand for those not drawn."""
 
     tokens: Tensor
     addend: Tensor
 
 
-def drawn_tokens(head: BlockHead, vocabulary: int) -> Compared:
+def draw_compared(head: BlockHead, vocabulary: int) -> Compared:
     others = torch.ones(vocabulary, dtype=torch.bool, device=head.compared.device)
     others[head.compared] = False
     numbers = others.nonzero().flatten()
@@ -133,11 +133,11 @@ def drawn_tokens(head: BlockHead, vocabulary: int) -> Compared:
     return Compared(tokens, addend)
 
 
-def loss_of(head: BlockHead, target: Target, stretch: Stretch, compared: Compared) -> Tensor:
-    """Cross-entropy against the target's own distribution over the compared tokens, each place's in its weight.
+def compute_loss(head: BlockHead, target: Target, stretch: Stretch, compared: Compared) -> Tensor:
+    """Return the weighted cross-entropy against the target's distribution over the compared tokens.
 
-    -sum p log q = logsumexp(l) - sum p l; as logits l are products with rows, sum p l is the product with the row that
-    the target expects, which is one for all the blocks that propose the same token.
+    -sum p log q = logsumexp(l) - sum p l. Logits l are products with rows of the output layer, so sum p l is the
+    product with the mean row under p, which is shared by all blocks that propose the same token.
     """
     blocks = stretch.tokens.shape[1] - BLOCK
     rows, successors = target.output[compared.tokens], head.markov_head.markov_w2.weight[compared.tokens]
@@ -161,23 +161,23 @@ def loss_of(head: BlockHead, target: Target, stretch: Stretch, compared: Compare
 def learn(
     target: Target, head: BlockHead, optimizer: torch.optim.Optimizer, answers: Sequence[Answer], rate: float
 ) -> float:
-    """One step; the loss before it."""
-    stretch = together([drawn_stretch(answer) for answer in answers])
+    """Make one step; return the loss before it."""
+    stretch = join_stretches([draw_stretch(answer) for answer in answers])
     with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
-        loss = loss_of(head, target, stretch, drawn_tokens(head, target.config.vocab_size))
+        loss = compute_loss(head, target, stretch, draw_compared(head, target.config.vocab_size))
     return step(head, optimizer, loss, rate)
 
 
 @torch.no_grad()
 def acceptance(head: BlockHead, target: Target, answers: Sequence[Answer]) -> list[float]:
-    """Greedy acceptance of each place, given that those before it were accepted, on the target's greedy answers.
+    """Return the greedy acceptance rate of each place, given that those before were accepted, on greedy answers.
 
-    A proposal that was accepted is the answer's own token, so the token before each is the answer's.
+    An accepted proposal is the answer's token, so the token before each place is the answer's.
     """
     tried, accepted = [0] * BLOCK, [0] * BLOCK
     for answer in answers:
         blocks = len(answer.tokens) - 1 - answer.prompt
-        stretch = stretch_of(answer, answer.prompt, blocks, answer.prompt)
+        stretch = cut_stretch(answer, answer.prompt, blocks, answer.prompt)
         states = head(target.embed, stretch.tokens[:, :blocks], stretch.context, stretch.unseen)[0]
         alive = torch.arange(blocks, device=states.device)
         for place in range(BLOCK):

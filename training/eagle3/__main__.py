@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.acceptance_figures import figure
+from training.acceptance_figures import format_figure
 from training.command_line import exit_with_training, run_main
 from training.eagle3.checkpoint import load, save
 from training.eagle3.learning import acceptance, collate, learn, new_head
@@ -21,7 +21,7 @@ from training.rounds import Kind
 EAGLE3 = Kind(
     "eagle3", "EAGLE-3 head", new_head,
     lambda target, head, optimizer, answers, rate: learn(target, head, optimizer, collate(answers), rate),
-    lambda head, target, answers: figure(acceptance(head, target, answers)), save, load, passes=4,
+    lambda head, target, answers: format_figure(acceptance(head, target, answers)), save, load, passes=4,
 )  # fmt: skip
 
 

@@ -41,9 +41,9 @@ def write_head(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, ob
 
 
 def vocabulary_maps(vocabulary: Tensor, size: int) -> dict[str, Tensor]:
-    """d2t: what to add to a draft token to get the target's; t2d: which of the target's tokens the draft has.
+    """Make d2t (target token - draft token) and t2d (whether the draft has a target token).
 
-    vLLM wants neither for a head that has them all.
+    vLLM expects neither for a head with the whole vocabulary.
     """
     if len(vocabulary) == size:
         return {}
@@ -53,9 +53,9 @@ def vocabulary_maps(vocabulary: Tensor, size: int) -> dict[str, Tensor]:
 
 
 def head_config(target: Target, draft_vocabulary: int) -> dict[str, object]:
-    """The target's configuration with one layer, no biases, and which states the head fuses."""
-    everyones = PretrainedConfig().to_dict()
-    own = {name: value for name, value in target.config.to_dict().items() if everyones.get(name, ...) != value}
+    """Make a config: the target's with one layer, no biases, and the layers whose states the head fuses."""
+    defaults = PretrainedConfig().to_dict()
+    own = {name: value for name, value in target.config.to_dict().items() if defaults.get(name, ...) != value}
     own.pop("_name_or_path", None)  # a folder of this machine
     return own | {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -70,7 +70,7 @@ def head_config(target: Target, draft_vocabulary: int) -> dict[str, object]:
 
 
 def read_head(folder: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and configuration; raises CannotTrainError where there are none."""
+    """Read weights and configuration; raises CannotTrainError if there are none."""
     try:
         return load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError, SafetensorError) as error:
@@ -78,21 +78,21 @@ def read_head(folder: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def load(folder: Path, target: Target) -> Head:
-    """The head in a folder; raises CannotTrainError where it is none, or one for another target."""
+    """Load the head in a folder; raises CannotTrainError if there is none, or it is for another target."""
     tensors, config = read_head(folder, "EAGLE-3 head")
     layers = config.get("eagle_aux_hidden_state_layer_ids", list(target.layers))
     if list(layers) != list(target.layers):
         raise CannotTrainError(f"The head in {folder} fuses the layers {layers}, this trains on {list(target.layers)}.")
     offsets = tensors.pop("d2t", torch.zeros(target.config.vocab_size, dtype=torch.long))
     tensors.pop("t2d", None)
-    return filled(Head(target.config, offsets + torch.arange(len(offsets))), tensors, target, folder)
+    return fill(Head(target.config, offsets + torch.arange(len(offsets))), tensors, target, folder)
 
 
 Draft = TypeVar("Draft", bound=nn.Module)
 
 
-def filled(head: Draft, tensors: Mapping[str, Tensor], target: Target, folder: Path) -> Draft:
-    """The head with these weights; raises CannotTrainError where they are of another shape."""
+def fill(head: Draft, tensors: Mapping[str, Tensor], target: Target, folder: Path) -> Draft:
+    """Load the weights into `head`; raises CannotTrainError if their shapes differ."""
     try:
         head.load_state_dict(tensors)
     except RuntimeError as error:

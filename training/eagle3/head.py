@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 
 class Attention(nn.Module):
-    """Llama attention over [token, state]: twice as wide an input."""
+    """Llama's attention with an input of twice the width: [token, state]."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], chain: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """x (B, N, 2H) to (B, N, H). `chain` holds keys and values of the steps before and gets this one's.
+        """Attend from x (B, N, 2H), to (B, N, H). chain: keys and values of the steps before; this step's are added.
 
-        Every position goes on by itself: it sees the first step's keys up to its own, and its own later ones.
+        Each position goes on by itself: it sees the first step's keys up to its own, and its own of later steps.
         """
-        q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (self._split_heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k = apply_rotary_pos_emb(q, k, *rotary)
         chain.append((k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)))
         (text_k, text_v), own = chain[0], chain[1:]
@@ -43,13 +43,13 @@ class Attention(nn.Module):
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(B, N, heads * D) to (B, heads, N, D)."""
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Reshape (B, N, heads * D) to (B, heads, N, D)."""
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class MidLayer(nn.Module):
-    """The head's one decoder layer."""
+    """The head's decoder layer."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class MidLayer(nn.Module):
     def forward(
         self, token: Tensor, state: Tensor, rotary: tuple[Tensor, Tensor], chain: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """Embedded tokens and states (B, N, H) to states (B, N, H)."""
+        """Return states (B, N, H) for embedded tokens and states (B, N, H)."""
         x = torch.cat([self.input_layernorm(token), self.hidden_norm(state)], -1)
         state = state + self.self_attn(x, rotary, chain)
         out: Tensor = state + self.mlp(self.post_attention_layernorm(state))
@@ -84,9 +84,10 @@ class Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     def unroll(self, embed: nn.Module, tokens: Tensor, fused: Tensor, steps: int) -> Iterator[Tensor]:
-        """Normed states (B, N, H) of each step; step s at position p reads the token p + 1 + s and proposes the next.
+        """Yield the normed states (B, N, H) of each step (the paper's training-time test).
 
-        `fused` (B, N, 3H) are the target's states, `tokens` (B, at least N + steps) its text: the training-time test.
+        Step s at position p reads the token p + 1 + s and proposes the next. fused (B, N, 3H): the target's states.
+        tokens (B, at least N + steps): the text.
         """
         state: Tensor = self.fc(fused.to(self.fc.weight.dtype))
         chain: list[tuple[Tensor, Tensor]] = []

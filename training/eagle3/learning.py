@@ -1,4 +1,4 @@
-"""How a head starts, learns and is judged."""
+"""Initialisation, training step and acceptance of an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from training.eagle3.head import Head
 from training.target import Answer, Target
 
 UNROLL = 4  # steps on the head's own output; the paper takes 7
-STEP_WEIGHT = 0.8  # of each step's loss against the one before: a later token counts only if those before it did
+STEP_WEIGHT = (
+    0.8  # loss weight of a step / of the step before: a later token counts only if those before it were accepted
+)
 CLIP_NORM = 0.5
-OTHER_STATES = 0.3  # weight of a random mix of all states, added to the deepest one, in a new head
-FIRST_NORM = 0.3  # small: a new head that is sure of what it does not know unlearns that first
+OTHER_STATES = 0.3  # weight of a random mix of all states, added to the deepest state, in a new head
+FIRST_NORM = 0.3  # small: a new head must not be confident before it has learned
 
 
 class Batch(NamedTuple):
     """Answers padded on the right to N positions.
 
-    tokens, labelled (B, N + UNROLL + 2): a token is labelled where it is the answer's, not the prompt's, not padding.
+    tokens, labelled (B, N + UNROLL + 2): the answer's tokens are labelled, those of the prompt and padding are not.
     fused (B, N, 3H), final (B, N + UNROLL + 2, H): the target's states, as in Answer.
     """
 
@@ -32,9 +34,9 @@ class Batch(NamedTuple):
 
 
 def new_head(target: Target, answers: Sequence[Answer], size: int) -> Head:
-    """A head to start from: it reads states of one scale, mostly the deepest, and is unsure of everything.
+    """Make a head to train, which reads mostly the deepest states, scaled, and has low confidence in every token.
 
-    Raw states differ a hundredfold between dimensions, and drown what the layer adds: each is divided by its own size.
+    Raw states differ a hundredfold between dimensions and would hide the layer's output: each is divided by its size.
     """
     head = Head(target.config, draft_vocabulary(target, answers, size))
     begin_at_random(head)
@@ -47,7 +49,7 @@ def new_head(target: Target, answers: Sequence[Answer], size: int) -> Head:
 
 @torch.no_grad()
 def begin_at_random(head: nn.Module) -> None:
-    """Weights of every projection at a scale that keeps that of what they read; biases at 0."""
+    """Draw the weights of every projection at a scale that keeps its input's; set biases to 0."""
     for module in head.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(std=module.in_features**-0.5)
@@ -57,7 +59,7 @@ def begin_at_random(head: nn.Module) -> None:
 
 @torch.no_grad()
 def begin_fusing(fc: nn.Linear, answers: Sequence[Answer]) -> None:
-    """Reads the deepest of the answers' states, and some of a random mix of as many as `fc` takes."""
+    """Let `fc` pass on the deepest state, with a little of a random mix of all that it reads."""
     states = [answer.fused[answer.prompt - 1 :, -fc.in_features :] for answer in answers]
     sizes = torch.cat(states).float().square().mean(0).sqrt().cpu()
     fc.weight[:, -fc.out_features :] += torch.eye(fc.out_features) / OTHER_STATES
@@ -65,13 +67,13 @@ def begin_fusing(fc: nn.Linear, answers: Sequence[Answer]) -> None:
 
 
 def draft_vocabulary(target: Target, answers: Sequence[Answer], size: int) -> Tensor:
-    """The tokens that the target expects most often in its answers."""
+    """Choose the tokens that the target expects most often in its answers."""
     expected = token_expectations(target, answers)
     return expected.topk(min(size, len(expected))).indices.sort().values
 
 
 def token_expectations(target: Target, answers: Sequence[Answer]) -> Tensor:
-    """(V,): how often the target expects each token in its answers; sums of its probabilities, not counts."""
+    """Return (V,): sums of the target's probabilities of each token over its answers."""
     expected = torch.zeros(target.config.vocab_size, device=target.device)
     for answer in answers:
         expected += (answer.final[answer.prompt - 1 :] @ target.output.T).float().softmax(-1).sum(0)
@@ -79,26 +81,26 @@ def token_expectations(target: Target, answers: Sequence[Answer]) -> Tensor:
 
 
 def collate(answers: Sequence[Answer]) -> Batch:
-    """N is two less than the longest answer: the last position proposes the last token."""
+    """Make a batch. N is the longest answer - 2: the last position proposes the last token."""
     n = max(len(answer.tokens) for answer in answers) - 2
     places = torch.arange(n + UNROLL + 2)
     labelled = [(places >= answer.prompt) & (places < len(answer.tokens)) for answer in answers]
     return Batch(
-        torch.stack([padded(answer.tokens, n + UNROLL + 2) for answer in answers]),
+        torch.stack([pad(answer.tokens, n + UNROLL + 2) for answer in answers]),
         torch.stack(labelled).to(answers[0].tokens.device),
-        torch.stack([padded(answer.fused, n) for answer in answers]),
-        torch.stack([padded(answer.final, n + UNROLL + 2) for answer in answers]),
+        torch.stack([pad(answer.fused, n) for answer in answers]),
+        torch.stack([pad(answer.final, n + UNROLL + 2) for answer in answers]),
     )
 
 
-def padded(rows: Tensor, length: int) -> Tensor:
-    """The first `length` rows, or zeros after them."""
+def pad(rows: Tensor, length: int) -> Tensor:
+    """Return `length` rows: the first ones, or all of them and zeros."""
     missing = max(0, length - len(rows))
     return torch.cat([rows[:length], rows.new_zeros(missing, *rows.shape[1:])])
 
 
-def loss_of(head: Head, target: Target, batch: Batch) -> Tensor:
-    """Cross-entropy against the target's own distribution over the draft vocabulary, each step's in its weight."""
+def compute_loss(head: Head, target: Target, batch: Batch) -> Tensor:
+    """Return the weighted cross-entropy against the target's distribution over the draft vocabulary."""
     n, total = batch.fused.shape[1], torch.zeros((), device=target.device)
     after = batch.labelled[:, 1:]  # (B, N + UNROLL + 1): positions whose next token is labelled
     with torch.no_grad():
@@ -114,9 +116,9 @@ def loss_of(head: Head, target: Target, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def acceptance(head: Head, target: Target, answers: Sequence[Answer]) -> list[float]:
-    """Greedy acceptance of each position, given that those before it were accepted, on the target's greedy answers.
+    """Return the greedy acceptance rate of each position, given that those before were accepted, on greedy answers.
 
-    A proposal that was accepted is the answer's own token, so that reading the answer's tokens is drafting.
+    An accepted proposal is the answer's token, so each step may read the answer's tokens.
     """
     tried, accepted = [0] * UNROLL, [0] * UNROLL
     for start in range(0, len(answers), 8):
@@ -138,14 +140,14 @@ def halves_pay(device: str) -> bool:
 
 
 def learn(target: Target, head: Head, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
-    """One step; the loss before it."""
+    """Make one step; return the loss before it."""
     with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
-        loss = loss_of(head, target, batch)
+        loss = compute_loss(head, target, batch)
     return step(head, optimizer, loss, rate)
 
 
 def step(head: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> float:
-    """Moves the head down the gradient of `loss`, at a learning rate; the loss before it."""
+    """Make one gradient step at a learning rate; return the loss before it."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad()

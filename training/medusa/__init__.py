@@ -1,1 +1,1 @@
-"""Medusa heads: the heads, how they learn, how they are written, and the program that trains them."""
+"""Medusa heads: the heads, their training, their files, and the program that trains them."""

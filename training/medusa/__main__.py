@@ -3,9 +3,8 @@
     python -m training.medusa --target MODEL --output HEADS     # an hour; minutes on a GPU
     python -m training.medusa --target MODEL --evaluate HEADS   # the figures of heads that are there
 
-Head k, from 1, reads the target's last state at position p and proposes the
-token p + 1 + k, without knowing those between: what it learns is the target's own distribution there (Medusa-1: Cai et
-al. 2024, section 3.2, with soft labels).
+Head k, from 1, reads the target's last state at position p and proposes the token p + 1 + k without the tokens between.
+It learns the target's distribution there (Medusa-1: Cai et al. 2024, section 3.2, with soft labels).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NODES = 16
 
 
 def figure(heads: Heads, target: Target, answers: Sequence[Answer]) -> str:
-    """The figure that heads are compared by."""
+    """Return the line that heads are compared by."""
     depths, gained = figures(heads, target, answers, NODES)
     first, among = (", ".join(f"{depth[place]:.3f}" for depth in depths) for place in (0, 1))
     return f"at rank 1 {first}; in the first four {among}; {gained:.2f} tokens a step with trees of {NODES} nodes"

@@ -16,7 +16,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def save(heads: Heads, target: Target, folder: Path) -> None:
-    """Writes each file under a temporary name and renames it: never half of it. World-readable: a pod mounts it."""
+    """Write each file under a temporary name and rename it, so that no half file is read. Pods may read the files."""
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in heads.named_parameters()}
     tensors["vocabulary"] = heads.vocabulary.to(torch.int32).cpu()
     save_file(tensors, folder / f"{WEIGHTS}.partial", metadata={"format": "pt"})
@@ -36,7 +36,7 @@ def save(heads: Heads, target: Target, folder: Path) -> None:
 
 
 def load(folder: Path, target: Target) -> Heads:
-    """The heads in a folder; raises CannotTrainError where there are none, or those of another target."""
+    """Load the heads in a folder; raises CannotTrainError if there are none, or they are for another target."""
     try:
         tensors = load_file(folder / WEIGHTS)
         config = json.loads((folder / CONFIG).read_text())

@@ -1,5 +1,4 @@
-"""Medusa heads that share the target's output layer
-(Cai et al. 2024, section 3.1; W2 is the output layer times a matrix)."""
+"""Medusa heads (Cai et al. 2024, section 3.1) that share the target's output layer: W2 is that layer times a matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from torch.nn import functional
 
 
 class Head(nn.Module):
-    """One depth: what the target would read at its output so many tokens later."""
+    """The head of one depth: predicts the input of the target's output layer so many tokens later."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -19,19 +18,19 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def begin(self, project: Tensor) -> None:
-        """project: (H, H); the identity is the target's own answer again."""
+        """Set the initial weights. project: (H, H); the identity proposes the target's next token again."""
         self.block.weight.zero_()
         self.block.bias.zero_()
         self.project.weight.copy_(project)
 
     def forward(self, state: Tensor) -> Tensor:
-        """(..., H) to (..., H)."""
+        """Map states (..., H) to states (..., H)."""
         out: Tensor = self.project(state + functional.silu(self.block(state)))
         return out
 
 
 class Heads(nn.Module):
-    """Head k, from 1, reads the state that the next token was drawn from, and proposes the token k places behind it."""
+    """Head k, from 1, reads the state that the next token was drawn from, and proposes the token k places after it."""
 
     def __init__(self, width: int, depth: int, vocabulary: Tensor) -> None:
         """vocabulary (V',): the tokens that they may propose."""
@@ -41,5 +40,5 @@ class Heads(nn.Module):
         self.register_buffer("vocabulary", vocabulary)
 
     def forward(self, state: Tensor) -> list[Tensor]:
-        """(..., H) to depth times (..., H), which rows of the output layer multiply."""
+        """Return the states (..., H) of each depth, inputs of the output layer."""
         return [head(state) for head in self.heads]

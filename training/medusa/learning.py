@@ -1,4 +1,4 @@
-"""How Medusa heads start, learn and are judged."""
+"""Initialisation, training step and figures of Medusa heads."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from training.target import Answer, Target
 
 DEPTH = 4
 DEPTH_WEIGHT = 0.8
-"""Weight of each depth's loss / that of the one before: a later token counts only if those before it did."""
+"""Loss weight of a depth / of the depth before: a later token counts only if those before it were accepted."""
 STRETCH = 64
-"""Positions of each answer that a step trains on: many small steps over many answers teach more than few large ones."""
+"""Positions of each answer that a step trains on: many small steps train better than few large ones."""
 WIDEST = 4
-"""Nodes that the engine's trees hold at a depth: so many ranks of a head may count."""
+"""Most nodes of the engine's trees at a depth, hence the ranks of a head that may count."""
 RIDGE = 0.01
-"""Share of the states' mean square: how strongly a first guess is drawn to the target's own answer."""
+"""Ridge of the first guess, as a share of the states' mean square: it pulls the guess towards the identity."""
 
 
 def new_heads(target: Target, answers: Sequence[Answer], size: int) -> Heads:
-    """Heads that begin with a guess: of the state so many tokens later, the best linear one (ridge regression)."""
+    """Make heads that begin with the best linear guess of the state so many tokens later (ridge regression)."""
     heads = Heads(target.config.hidden_size, DEPTH, draft_vocabulary(target, answers, size)).to(target.device)
-    states = answered(answers)
+    states = answer_states(answers)
     for depth, head in enumerate(heads.heads, 1):
         before, after = torch.cat([state[:-depth] for state in states]), torch.cat([state[depth:] for state in states])
         assert isinstance(head, Head)
@@ -34,13 +34,13 @@ def new_heads(target: Target, answers: Sequence[Answer], size: int) -> Heads:
     return heads
 
 
-def answered(answers: Sequence[Answer]) -> list[Tensor]:
-    """The states (M, H) of each, from the one that its first token is drawn from on."""
+def answer_states(answers: Sequence[Answer]) -> list[Tensor]:
+    """Return the states (M, H) of each answer, from the one that its first token is drawn from on."""
     return [answer.final[answer.prompt - 1 :].float() for answer in answers]
 
 
 def linear_guess(before: Tensor, after: Tensor) -> Tensor:
-    """(H, H): what states (M, H) are multiplied by to come closest to those after them."""
+    """Return the matrix (H, H) that maps states (M, H) closest to those after them."""
     squares = before.T @ before
     ridge = RIDGE * squares.diagonal().mean().clamp_min(1e-6) * torch.eye(len(squares), device=before.device)
     guess: Tensor = torch.linalg.solve(squares + ridge, before.T @ after + ridge)
@@ -48,17 +48,17 @@ def linear_guess(before: Tensor, after: Tensor) -> Tensor:
 
 
 def stretch(states: Tensor) -> Tensor:
-    """A stretch of an answer's states: at most STRETCH, and as many more as heads look ahead."""
+    """Draw a stretch of an answer's states: at most STRETCH, and DEPTH more, which the heads predict."""
     length = STRETCH + DEPTH
     begin = int(torch.randint(max(1, len(states) - length + 1), ()))
     return states[begin : begin + length]
 
 
-def loss_of(heads: Heads, target: Target, states: Sequence[Tensor]) -> Tensor:
-    """Cross-entropy against the target's own distribution over the draft vocabulary, each depth's in its weight.
+def compute_loss(heads: Heads, target: Target, states: Sequence[Tensor]) -> Tensor:
+    """Return the weighted cross-entropy against the target's distribution over the draft vocabulary.
 
-    states: (M, H) of each answer. Of the target's distribution only the row of the output layer that it expects is
-    needed: the logits are products with rows, so their mean is the product with the mean row.
+    states: (M, H) of each answer. Logits are products with rows of the output layer, so their mean under the target's
+    distribution is the product with the mean row.
     """
     rows, total = target.output[heads.vocabulary].float(), torch.zeros((), device=target.device)
     with torch.no_grad():
@@ -76,16 +76,16 @@ def loss_of(heads: Heads, target: Target, states: Sequence[Tensor]) -> Tensor:
 def learn(
     target: Target, heads: Heads, optimizer: torch.optim.Optimizer, answers: Sequence[Answer], rate: float
 ) -> float:
-    """One step; the loss before it."""
+    """Make one step; return the loss before it."""
     with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
-        loss = loss_of(heads, target, [stretch(states) for states in answered(answers)])
+        loss = compute_loss(heads, target, [stretch(states) for states in answer_states(answers)])
     return step(heads, optimizer, loss, rate)
 
 
 @torch.no_grad()
-def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each answer's proposals (M, depth, WIDEST), the most probable first, their probabilities, and what the target
-    said there (M, depth). M: places with so many tokens behind them."""
+def rank_proposals(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield each answer's proposals (M, depth, WIDEST), the most probable first, their probabilities, and the target's
+    tokens there (M, depth). M: places with `depth` tokens after them."""
     rows, depth = target.output[heads.vocabulary].float(), len(heads.heads)
     for answer in answers:
         states = answer.final[answer.prompt - 1 : len(answer.tokens) - 1 - depth].float()
@@ -100,21 +100,23 @@ def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[
 def figures(
     heads: Heads, target: Target, answers: Sequence[Answer], nodes: int = 16
 ) -> tuple[list[list[float]], float]:
-    """Accuracy on the target's greedy answers: for each depth the share of its tokens at rank 1, and among the first
-    four; and the tokens that a step gains with trees of so many nodes, the target's own included."""
+    """Return the accuracy on greedy answers, and the tokens per step with trees of `nodes` nodes, bonus token included.
+
+    The accuracy of a depth is the share of its tokens at rank 1, and among the first four.
+    """
     hits, gained, places = torch.zeros(len(heads.heads), 2), 0, 0
-    for proposed, probabilities, said in ranked(heads, target, answers):
+    for proposed, probabilities, said in rank_proposals(heads, target, answers):
         right = proposed == said[..., None]  # (M, depth, WIDEST)
         hits += torch.stack([right[..., :1].any(-1).sum(0), right.any(-1).sum(0)], -1).cpu()
         for own, at in zip(right.tolist(), probabilities.tolist(), strict=True):
-            gained += 1 + accepted(own, tree(at, nodes))
+            gained += 1 + count_accepted(own, tree(at, nodes))
         places += len(said)
     return (hits / max(1, places)).tolist(), gained / max(1, places)
 
 
 def tree(probabilities: Sequence[Sequence[float]], nodes: int) -> set[tuple[int, ...]]:
-    """Paths of ranks, the most probable `nodes` by the product of their heads' probabilities, at most WIDEST at a
-    depth. A parent is never less probable than its child, and wins ties by being shorter."""
+    """Return the `nodes` most probable paths of ranks by the product of their heads' probabilities, at most WIDEST at
+    a depth. A parent is at least as probable as its child, and wins a tie since it is shorter."""
     paths: list[tuple[float, tuple[int, ...]]] = []
     level: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for ranks in probabilities:
@@ -124,8 +126,8 @@ def tree(probabilities: Sequence[Sequence[float]], nodes: int) -> set[tuple[int,
     return {path for _, path in sorted(paths, key=lambda path: (-path[0], len(path[1])))[:nodes]}
 
 
-def accepted(right: Sequence[Sequence[bool]], chosen: set[tuple[int, ...]]) -> int:
-    """Tokens of the tree on the way that the target takes. right: depth x ranks."""
+def count_accepted(right: Sequence[Sequence[bool]], chosen: set[tuple[int, ...]]) -> int:
+    """Count the tokens of the tree on the target's path. right: depth x ranks."""
     path: tuple[int, ...] = ()
     for ranks in right:
         if not any(ranks) or (*path, ranks.index(True)) not in chosen:

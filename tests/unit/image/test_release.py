@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from setup.release import CHART, TARGETS, ReleaseError, main, release_values, with_values, write_chart
+from setup.release import CHART, TARGETS, ReleaseError, main, release_values, replace_values, write_chart
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())
@@ -69,7 +69,7 @@ def test_a_release_of_nothing_is_refused(tmp_path: Path, version: str, digests: 
 
 def test_a_renamed_value_fails_the_release() -> None:
     with pytest.raises(ReleaseError, match=r"no operator\.image\.digest"):
-        with_values("operator:\n  image: {}\n", {"operator.image.digest": "x"})
+        replace_values("operator:\n  image: {}\n", {"operator.image.digest": "x"})
 
 
 def test_workflow_publishes_every_target_by_this_program(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from training.block_head import learning
 from training.block_head.__main__ import BLOCK_HEAD, main
 from training.block_head.checkpoint import load, save
 from training.block_head.head import BLOCK, MARKOV_RANK, BlockHead, looks_back, rotary
-from training.block_head.learning import acceptance, drawn_tokens, loss_of, new_head, stretch_of, together
+from training.block_head.learning import acceptance, compute_loss, cut_stretch, draw_compared, join_stretches, new_head
 from training.target import Answer, Target
 
 
@@ -45,9 +45,9 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
 def test_training_lowers_the_loss_and_raises_acceptance(target, held_out, trained):
     """Figures for answers that it never saw; acceptance is what users compare heads by."""
     before, after = untrained(target, held_out), load(trained, target)
-    batch = together([stretch_of(answer, answer.prompt, 16, 8) for answer in held_out])
+    batch = join_stretches([cut_stretch(answer, answer.prompt, 16, 8) for answer in held_out])
     with torch.no_grad():
-        losses = [loss_of(head, target, batch, drawn_tokens(head, VOCABULARY)) for head in (before, after)]
+        losses = [compute_loss(head, target, batch, draw_compared(head, VOCABULARY)) for head in (before, after)]
     assert losses[1] < 0.9 * losses[0]
     assert acceptance(after, target, held_out)[0] > 1.5 * acceptance(before, target, held_out)[0]
 
@@ -57,7 +57,7 @@ def test_the_loss_of_all_tokens_is_that_of_their_distributions(target, held_out)
     head = untrained(target, held_out)
     torch.nn.init.normal_(head.markov_head.markov_w2.weight)
     head.compared = torch.arange(VOCABULARY)
-    stretch = stretch_of(held_out[0], held_out[0].prompt, 12, 8)
+    stretch = cut_stretch(held_out[0], held_out[0].prompt, 12, 8)
     with torch.no_grad():
         states = head(target.embed, stretch.tokens[:, :12], stretch.context, stretch.unseen)[0]
         total = 0.0
@@ -67,14 +67,14 @@ def test_the_loss_of_all_tokens_is_that_of_their_distributions(target, held_out)
             said = (stretch.final[0, place : place + 12] @ target.output.T).softmax(-1)
             total += 0.8**place * float(-(said * logits.log_softmax(-1)).sum(-1)[labelled].mean())
         expected = total / sum(0.8**place for place in range(BLOCK))
-        assert loss_of(head, target, stretch, drawn_tokens(head, VOCABULARY)) == pytest.approx(expected, rel=1e-5)
+        assert compute_loss(head, target, stretch, draw_compared(head, VOCABULARY)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_tokens_drawn_stand_for_all_that_are_not_compared(target, held_out):
     """Their weights sum to the number of the others: a partition function that is right on average."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "SAMPLED", 10)
-        compared = drawn_tokens(untrained(target, held_out), VOCABULARY)
+        compared = draw_compared(untrained(target, held_out), VOCABULARY)
     assert len(compared.tokens.unique()) == len(compared.tokens) == DRAFTED + 10
     assert compared.addend.exp().sum() == pytest.approx(VOCABULARY)
 
@@ -86,8 +86,8 @@ def test_a_block_sees_the_states_before_it_and_itself(target, held_out):
     first, blocks = answer.prompt + 3, 6
     changed = Answer(answer.tokens, answer.prompt, answer.fused.clone(), answer.final)
     changed.fused[first + 4 :] = 9.0
-    stretches = [stretch_of(text, first, blocks, 4) for text in (answer, changed)]
-    alone = stretch_of(answer, first + 4, 1, 8)
+    stretches = [cut_stretch(text, first, blocks, 4) for text in (answer, changed)]
+    alone = cut_stretch(answer, first + 4, 1, 8)
     with torch.no_grad():
         states = [
             head(target.embed, part.tokens[:, :-BLOCK], part.context, part.unseen) for part in (*stretches, alone)
@@ -99,7 +99,7 @@ def test_a_block_sees_the_states_before_it_and_itself(target, held_out):
 
 def test_padding_before_a_short_text_is_not_seen(target, held_out):
     head, answer = untrained(target, held_out), held_out[0]
-    whole, padded = (stretch_of(answer, answer.prompt, 5, context) for context in (answer.prompt, 12))
+    whole, padded = (cut_stretch(answer, answer.prompt, 5, context) for context in (answer.prompt, 12))
     assert padded.unseen.tolist() == [12 - answer.prompt]
     with torch.no_grad():
         states = [head(target.embed, part.tokens[:, :-BLOCK], part.context, part.unseen) for part in (whole, padded)]

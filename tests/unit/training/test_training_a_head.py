@@ -16,8 +16,8 @@ from training.budget import Budget, Progress
 from training.eagle3.__main__ import EAGLE3, main
 from training.eagle3.checkpoint import load
 from training.eagle3.head import Head
-from training.eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
-from training.prompts import DEMO_PROMPTS, split
+from training.eagle3.learning import UNROLL, acceptance, collate, compute_loss, new_head
+from training.prompts import DEMO_PROMPTS, split_prompts
 from training.rounds import draw_alike, train
 from training.target import Answer, Target, fused_layers, sample
 
@@ -38,7 +38,7 @@ def test_training_raises_acceptance_on_held_out_answers(target, held_out, traine
     """The promise of the whole script, on the figure that users compare heads by."""
     before, after, batch = untrained(target, held_out), load(trained, target), collate(held_out)
     with torch.no_grad():
-        assert loss_of(after, target, batch) < 0.9 * loss_of(before, target, batch)
+        assert compute_loss(after, target, batch) < 0.9 * compute_loss(before, target, batch)
     assert acceptance(after, target, held_out)[0] > 1.5 * acceptance(before, target, held_out)[0]
 
 
@@ -146,12 +146,12 @@ def test_the_fused_states_are_those_that_vllm_takes_by_default():
 def test_held_out_prompts_are_never_trained_on():
     """Otherwise the figure would praise what the head has memorised."""
     lines = [f"prompt {number}" for number in range(240)] + ["prompt 0"]
-    learned, held_out = split(lines)
+    learned, held_out = split_prompts(lines)
     assert set(learned).isdisjoint(held_out)
     assert set(learned) | set(held_out) == set(lines)
     assert len(held_out) <= 32
-    assert len(split(DEMO_PROMPTS.read_text().splitlines())[1]) == 3
-    assert [len(part) for part in split(["one", "two"])] == [1, 1]
+    assert len(split_prompts(DEMO_PROMPTS.read_text().splitlines())[1]) == 3
+    assert [len(part) for part in split_prompts(["one", "two"])] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,17 @@ from tests.unit.training.tiny_target import DRAFTED, train_briefly, work
 from training.medusa.__main__ import MEDUSA, figure
 from training.medusa.checkpoint import load
 from training.medusa.heads import Heads
-from training.medusa.learning import DEPTH, accepted, answered, figures, linear_guess, loss_of, new_heads, ranked, tree
+from training.medusa.learning import (
+    DEPTH,
+    answer_states,
+    compute_loss,
+    count_accepted,
+    figures,
+    linear_guess,
+    new_heads,
+    rank_proposals,
+    tree,
+)
 from training.target import Answer, Target
 
 
@@ -42,9 +52,9 @@ def test_heads_begin_with_the_best_linear_guess(target, held_out):
     """They propose better than the target's own answer again, before they are trained; where no answer is long enough
     for a depth, its head begins with that."""
     own = Heads(target.config.hidden_size, DEPTH, new_heads(target, held_out, DRAFTED).vocabulary)
-    said = answered(held_out)
+    said = answer_states(held_out)
     with torch.no_grad():
-        assert loss_of(new_heads(target, held_out, DRAFTED), target, said) < loss_of(own, target, said)
+        assert compute_loss(new_heads(target, held_out, DRAFTED), target, said) < compute_loss(own, target, said)
     turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1))).Q
     states = torch.randn(500, 6, generator=torch.Generator().manual_seed(2))
     assert (linear_guess(states, states @ turn.T) - turn).abs().max() < 0.05
@@ -54,7 +64,9 @@ def test_heads_begin_with_the_best_linear_guess(target, held_out):
 def test_medusa_training_finds_tokens_of_held_out_answers(target, held_out, trained):
     before, after = at_random(target, held_out), load(trained, target)
     with torch.no_grad():
-        assert loss_of(after, target, answered(held_out)) < 0.9 * loss_of(before, target, answered(held_out))
+        assert compute_loss(after, target, answer_states(held_out)) < 0.9 * compute_loss(
+            before, target, answer_states(held_out)
+        )
     depths, gained = figures(after, target, held_out)
     assert depths[0][0] > 1.5 * figures(before, target, held_out)[0][0][0]
     assert len(depths) == DEPTH
@@ -67,7 +79,7 @@ def test_the_backend_proposes_what_was_trained(target, held_out, trained):
     """Ranks and probabilities of every depth, from the folder that training wrote."""
     model = CachedModel(Path(target.model.config._name_or_path), 0, dtype=torch.float32, device=CPU)
     heads, answer = medusa_drafter.MedusaWeights(trained, model), held_out[0]
-    proposed, _, _ = next(ranked(load(trained, target), target, [answer]))
+    proposed, _, _ = next(rank_proposals(load(trained, target), target, [answer]))
     before_the_norm: list[torch.Tensor] = []
     hook = target.model.model.norm.register_forward_pre_hook(lambda _module, args: before_the_norm.append(args[0][0]))
     with torch.inference_mode():
@@ -96,6 +108,6 @@ def test_a_tree_holds_the_most_probable_paths_and_their_parents():
     goes."""
     chosen = tree([[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]], 4)
     assert chosen == {(0,), (1,), (0, 0), (1, 0)}
-    assert accepted([[False, True, False], [True, False, False]], chosen) == 2
-    assert accepted([[False, False, True], [True, False, False]], chosen) == 0
-    assert accepted([[True, False, False], [False, True, False]], chosen) == 1
+    assert count_accepted([[False, True, False], [True, False, False]], chosen) == 2
+    assert count_accepted([[False, False, True], [True, False, False]], chosen) == 0
+    assert count_accepted([[True, False, False], [False, True, False]], chosen) == 1
