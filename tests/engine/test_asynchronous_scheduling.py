@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 from outrider_crds.draft_pool import DraftMethod
 
 from tests.engine.engines import Bench, bench, draft_model, eagle, lookup
@@ -95,6 +97,32 @@ def test_draft_report_arrives_a_step_later(engine: Bench) -> None:
     outcomes = [member for member in engine.outcomes if member.drafter == drafter]
     assert all(member.accepted <= member.verified <= member.proposed <= member.planned_tokens for member in outcomes)
     assert engine.accepted(drafter) > 0
+
+
+def test_pages_of_a_broken_request_are_clean_for_the_next(engine: Bench, reference: list[list[int]]) -> None:
+    """Bug: a client left while a step with NaN ran. Another request got the pages before that step was reported, and
+    computed NaN, too. The few pages that are free go round."""
+
+    def spoil(_layer: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        return output[0] * math.nan, output[1]
+
+    blocks = engine.scheduler.kv_cache_manager.block_pool
+    layer = engine.runner.model.model.layers[0].self_attn.qkv_proj
+    engine.loop.pin(0)
+    reserved = blocks.get_new_blocks(blocks.get_num_free_blocks() - 4)
+    hook = layer.register_forward_hook(spoil)
+    try:
+        _, tokens = engine.run(
+            [(SHORT[1], {}), (SHORT[0], {})],
+            arrive_every=1,
+            abort_at={1: "0"},
+            before_step=lambda step: hook.remove() if step == 1 else None,
+        )
+    finally:
+        hook.remove()
+        blocks.free_blocks(reserved)
+    assert tokens == reference[0]
+    assert engine.scheduler._broken.count == 0
 
 
 def test_a_drafter_that_raises_costs_its_proposals_only(engine: Bench, reference: list[list[int]]) -> None:

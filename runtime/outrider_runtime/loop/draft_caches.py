@@ -53,11 +53,6 @@ class DraftCaches:
         """Numbers of the drafters with KV of their own."""
         return self._drafts
 
-    @property
-    def in_blocks(self) -> bool:
-        """Whether some drafter has KV in the engine's blocks."""
-        return bool(self._drafts)
-
     def missing(self, step: ScheduledStep) -> Ints:
         """(D, N): tokens that each drafter's cache lacks, as `Batch.missing`."""
         missing = np.zeros((self._count, len(step.slots)), np.int64)

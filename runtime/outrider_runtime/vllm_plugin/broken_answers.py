@@ -61,7 +61,10 @@ class BrokenAnswers:
         self._pages: set[int] = set()
         """Pages to be zeroed once no request has them."""
         self._abandoned: dict[str, tuple[int, set[int]]] = {}
-        """Requests that gave up pages while steps of them ran: the tokens of these steps, and the pages."""
+        """Requests that gave up pages while steps of them ran: the tokens of these steps, and the pages that no other
+        request has got since."""
+        self._suspect_pages: set[int] = set()
+        """Abandoned pages that the step under way gives to other requests."""
         self.count = 0
 
     def note_abandoned(self, request: Any) -> None:
@@ -70,6 +73,12 @@ class BrokenAnswers:
         if tokens:  # of all steps that run: it may have given up pages before, and have been resumed
             _, earlier_pages = self._abandoned.get(name, (0, set[int]()))
             self._abandoned[name] = tokens, earlier_pages | self._pages_of(name)
+
+    def note_allocated(self, pages: Sequence[int]) -> None:
+        """Note pages that a request gets: a step that is not reported yet may have left NaN in them."""
+        for _, abandoned in self._abandoned.values():
+            self._suspect_pages |= abandoned.intersection(pages)
+            abandoned.difference_update(pages)
 
     def end(self, broken: Sequence[str], output: Any, scheduled: Mapping[str, int]) -> None:
         """End the broken requests of a step. Call it before vLLM's scheduler reads the step's output.
@@ -126,7 +135,10 @@ class BrokenAnswers:
         return [page for page in self._pages if not blocks[page].ref_cnt]
 
     def zero(self, pages: Sequence[int], scheduler_output: Any) -> None:
-        """Have the worker zero `pages` before the step's forward pass. A step without tokens leaves them for later."""
+        """Have the worker zero `pages`, and suspect ones, before the step's forward pass. A step without tokens leaves
+        them for later."""
+        pages = [*pages, *self._suspect_pages]
         if pages and scheduler_output.total_num_scheduled_tokens:
             scheduler_output.new_block_ids_to_zero = [*(scheduler_output.new_block_ids_to_zero or ()), *pages]
             self._pages.difference_update(pages)
+            self._suspect_pages.clear()

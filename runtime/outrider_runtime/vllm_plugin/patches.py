@@ -71,7 +71,9 @@ ENGINE_CORE = Patch(
     "vllm.v1.engine.core.EngineCoreProc", "run_engine_core", "the exception that ends the engine core is noted"
 )
 NEW_BLOCKS = Patch(
-    "vllm.v1.core.block_pool.BlockPool", "get_new_blocks", "drafters' books learn of each newly allocated block"
+    "vllm.v1.core.block_pool.BlockPool",
+    "get_new_blocks",
+    "each newly allocated block is known: drafters cover none of it, and it may have NaN",
 )
 ADAPTER_LOADER = Patch(
     "vllm.lora.worker_manager.WorkerLoRAManager", "_load_adapter", "an adapter that does not fit is refused"

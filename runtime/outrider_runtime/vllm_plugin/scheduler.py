@@ -106,15 +106,14 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """Requests that the last verification plan is for."""
         self._seen: View | None = None
         """The view that it was made from; None if there was nothing to decide."""
-        self._in_blocks_of: View | None = None
-        self._in_blocks = 0
-        """Tokens that still fit into the last blocks of the requests in `_in_blocks_of`."""
+        self._block_room_view: View | None = None
+        self._block_room_tokens = 0
+        """Tokens that still fit into the last blocks of the requests in `_block_room_view`."""
         self._draft_blocks = DraftBlocks(
             self.kv_cache_manager.coordinator, self.block_size, read_drafter_layers(plan.paths.run_dir)
         )
         self._stepper = self._new_stepper()
-        if self._stepper.caches.in_blocks:
-            _report_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
+        _report_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
         self._token_budget = self.max_num_scheduled_tokens
         """The engine's budget; vLLM's attribute is lower while a tight SLO class is protected."""
         compile_loop(self.outrider.settings)
@@ -326,19 +325,21 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return Waiting(slo_class, left, room(request, self.max_model_len), overdue)
 
     def _room(self, seen: View, waiting: Waiting | None = None, patience_used: float = 0.0) -> Room:
-        if seen is not self._in_blocks_of:
-            self._in_blocks_of, self._in_blocks = seen, room_in_blocks(seen.context, self.block_size)
+        if seen is not self._block_room_view:
+            self._block_room_view = seen
+            self._block_room_tokens = room_in_blocks(seen.context, self.block_size)
         free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return Room(
             now_s=self._scheduled_at,
             token_budget=self._token_budget,
-            free_kv_tokens=free_blocks * self.block_size + self._in_blocks,
+            free_kv_tokens=free_blocks * self.block_size + self._block_room_tokens,
             next=waiting,
             waiting=min(len(self.waiting), self.max_num_active_reqs - len(self.running)),
             patience_used=patience_used,
         )
 
     def _allocated(self, blocks: Sequence[int]) -> None:
+        self._broken.note_allocated(blocks)
         with self._guard() as stepper:
             stepper.caches.allocated(blocks)
 
@@ -361,7 +362,8 @@ def _reporter(plan: LaunchPlan, loop: ControlLoop) -> Reporter:
 
 
 def _report_new_blocks(pool: BlockPool, report: Callable[[Sequence[int]], None]) -> None:
-    """Report each newly allocated block: drafters cover none of it, even if a KV connector fills it."""
+    """Report each newly allocated block: drafters cover none of it, even if a KV connector fills it, and a broken
+    request may have had it."""
     get_new_blocks = pool.get_new_blocks
 
     def get_and_report(*arguments: Any, **keywords: Any) -> list[Any]:

@@ -88,6 +88,26 @@ def test_pages_given_up_before_the_report_are_zeroed(broken_step: int) -> None:
     assert not scheduler.evicted, "a later request of this name"
 
 
+def test_page_that_another_request_gets_before_the_report_is_zeroed() -> None:
+    """Bug: in asynchronous scheduling a request was preempted, or its client left, and another one got its pages before
+    the broken step was reported. That one read NaN, and ended with a 500, too. It keeps its page after the report."""
+    scheduler = FakeScheduler()
+    answers = BrokenAnswers(scheduler)
+    answers.note_abandoned(SimpleNamespace(request_id="sick", num_in_flight_tokens=8))
+    del scheduler.requests["sick"]
+    answers.note_allocated([3, 5])
+    first, second = step(), step()
+    for scheduled in (first, second):
+        answers.zero(answers.free_pages(), scheduled)
+    assert first.new_block_ids_to_zero == [3]
+    assert second.new_block_ids_to_zero is None
+    answers.end(["sick"], output(), SCHEDULED)
+    assert scheduler.evicted == {4}
+    for block in scheduler.blocks:
+        block.ref_cnt = 0
+    assert answers.free_pages() == [4]
+
+
 def test_pages_that_a_request_gave_up_twice_are_all_zeroed() -> None:
     """Bug: it was preempted while a step of it ran, resumed, and aborted before that was reported. The pages that it
     had first were forgotten."""
