@@ -44,14 +44,30 @@ def refuse_broken_target(model: nn.Module) -> None:
         raise ValueError(f"the target cannot be served: {error}") from None
 
 
+def first_rows(input_batch: Any) -> torch.Tensor:
+    """(requests,): each request's first row of logits. It follows the last verified token, whatever was proposed after
+    it; the other rows follow proposals."""
+    rows: torch.Tensor = input_batch.cu_num_logits[: input_batch.num_reqs]
+    return rows
+
+
 def state_sums(hidden_states: torch.Tensor, input_batch: Any) -> torch.Tensor:
     """(requests,): sum of the state that each request's next token comes from; not finite if one of its numbers is not.
 
-    hidden_states: (tokens, width). A request's first row of logits follows its last verified token, whatever was
-    proposed after it.
+    hidden_states: (tokens, width).
     """
-    rows = input_batch.logits_indices.index_select(0, input_batch.cu_num_logits[: input_batch.num_reqs])
+    rows = input_batch.logits_indices.index_select(0, first_rows(input_batch))
     return hidden_states.index_select(0, rows).sum(dim=1, dtype=torch.float32)
+
+
+def overflows(largest_logits: torch.Tensor, first_rows: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    """(requests,): whether a logit is NaN or infinite in one of the rows that a request's tokens were sampled from.
+
+    largest_logits: (rows,), the largest of each row. sampled: (requests,), tokens of each request, one row for each; 0
+    in the midst of a prompt. Rows behind them follow proposals that were rejected.
+    """
+    broken = torch.nn.functional.pad((~largest_logits.isfinite()).cumsum(0), (1, 0))  # (rows + 1,), before each row
+    return broken[first_rows + sampled] > broken[first_rows]
 
 
 def broken_requests(names: Sequence[str], sums: torch.Tensor) -> list[str]:

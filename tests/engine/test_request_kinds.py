@@ -347,6 +347,20 @@ def _has_nan(engine: Bench) -> bool:
     return any(bool(cache.isnan().any()) for cache in engine.runner.kv_caches)
 
 
+def test_overflow_at_a_verified_token_is_noticed(engine: Bench, adapters: tuple[Any, Any]) -> None:
+    """Bug: only each request's first row of logits was looked at. Here the rows of proposals are spoilt."""
+    from vllm.lora.layers import LogitsProcessorWithLoRA
+
+    def spoil(_layer: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(0, torch.arange(1, len(logits)), torch.nan)
+
+    engine.loop.pin(3, "self")
+    (layer,) = (part for part in engine.runner.model.modules() if isinstance(part, LogitsProcessorWithLoRA))
+    with layer.register_forward_hook(spoil, prepend=True):
+        (output,) = engine.outputs([(COUNTING, {})], adapters={0: adapters[0]})
+    assert output.outputs[0].finish_reason == "error"
+
+
 def test_adapter_that_overflows_in_the_output_layer_is_noticed(engine: Bench, overflowing: tuple[Any, Any]) -> None:
     """Bug: only hidden states were looked at, and NaN logits were answered with token 0, as a success."""
     requests: list[RequestArguments] = [(FRANCE, {}), (COUNTING, {}), (FRANCE, {})]

@@ -9,6 +9,7 @@ import torch
 from outrider_runtime.finite_weights import (
     broken_requests,
     not_finite,
+    overflows,
     refuse_broken_target,
     refuse_not_finite,
     state_sums,
@@ -62,3 +63,16 @@ def test_request_is_broken_if_its_next_tokens_state_is(dtype: torch.dtype) -> No
     assert broken_requests(["a", "b", "c"], state_sums(states, batch)) == ["c"]
     states[2, 1] = -torch.inf
     assert broken_requests(["a", "b", "c"], state_sums(states, batch)) == ["b", "c"]
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_overflow_counts_in_rows_that_a_token_came_from(number: float) -> None:
+    """Bug: only each request's first row of logits was looked at, and an overflow at a verified token was answered.
+    Requests of two tokens, of one token behind two rejected proposals, and in the midst of a prompt."""
+    first, sampled = torch.tensor([0, 3, 6], dtype=torch.int32), torch.tensor([2, 1, 0], dtype=torch.int32)
+    broken = {
+        row: overflows(torch.zeros(7).index_fill(0, torch.tensor([row]), number), first, sampled).tolist()
+        for row in range(7)
+    }
+    first_only, second_only, none = [True, False, False], [False, True, False], [False] * 3
+    assert broken == {0: first_only, 1: first_only, 2: none, 3: second_only, 4: none, 5: none, 6: none}

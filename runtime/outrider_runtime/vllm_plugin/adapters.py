@@ -19,6 +19,7 @@ from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from outrider_runtime.finite_weights import first_rows, overflows
 from outrider_runtime.vllm_plugin.adapter_shapes import check_each
 from outrider_runtime.vllm_plugin.patches import PROMPT_LOGPROBS, put
 
@@ -41,10 +42,10 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
     """Proposals of each request in the current batch; None without proposals."""
     _active: tuple[AdapterIds, AdapterIds, Any] = (), (), set()
     """Adapters by request and by token of the step, and vLLM's descriptions of these adapters."""
-    _first_rows: torch.Tensor | None = None
-    """(requests,): first row of logits of each request, while a step with adapters is sampled."""
-    largest_logits: torch.Tensor | float = 0.0
-    """(requests,): largest logit of each request's first row; 0 in a step without adapters."""
+    _samples_adapters = False
+    """A step with adapters is being sampled."""
+    _largest_logits: torch.Tensor | None = None
+    """(rows,): largest logit of each row of the step; None in a step without adapters."""
 
     def load_lora_model(self, *args: Any, **kwargs: Any) -> Any:
         model = super().load_lora_model(*args, **kwargs)
@@ -63,16 +64,21 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
                 put(patch, self._of_prompts(getattr(worker, patch.name)), of=worker)
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.largest_logits = 0.0
-        self._first_rows = input_batch.cu_num_logits[: input_batch.num_reqs] if any(self._active[0]) else None
+        self._largest_logits, self._samples_adapters = None, any(self._active[0])
         sampled = super().sample(hidden_states, input_batch, *args, **kwargs)
-        self._first_rows = None
+        self._samples_adapters = False
         return sampled
 
     def _note_largest(self, _layer: Any, _inputs: Any, logits: torch.Tensor) -> None:
         """Note the logits before grammars and penalties change them."""
-        if self._first_rows is not None:
-            self.largest_logits = logits.index_select(0, self._first_rows).amax(dim=1)
+        if self._samples_adapters:
+            self._largest_logits = logits.amax(dim=1)
+
+    def overflows(self, input_batch: Any, sampled: torch.Tensor) -> torch.Tensor | None:
+        """(requests,): whether the output layer overflowed for a token of the step that was just sampled; None: it did
+        not. sampled: (requests,), tokens of each request."""
+        largest = self._largest_logits
+        return None if largest is None else overflows(largest, first_rows(input_batch), sampled)
 
     def _of_prompts(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a method so that each slice of the hidden states gets its adapters.

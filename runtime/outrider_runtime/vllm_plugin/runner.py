@@ -145,8 +145,10 @@ class PoolRunner(RunnerWithAdapters):
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         sums = state_sums(hidden_states, input_batch)
         sampled = super().sample(hidden_states, input_batch, *args, **kwargs)
-        # 0 x infinity is NaN, so that logits which are not finite spoil the sum
-        self._state_sums = input_batch.req_ids, self._clock.to_host(sums + 0.0 * self.largest_logits)
+        _, tokens, _ = sampled
+        overflows = self.overflows(input_batch, tokens)
+        sums = sums if overflows is None else sums.masked_fill(overflows, torch.nan)
+        self._state_sums = input_batch.req_ids, self._clock.to_host(sums)
         self._sampled = self._clock.mark()
         return sampled
 
