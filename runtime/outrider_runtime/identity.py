@@ -30,6 +30,14 @@ def engine_version() -> str:
     return ""
 
 
+def outrider_version() -> str:
+    """Return the version of the installed Outrider; empty if its files were only laid into the path."""
+    try:
+        return metadata.version("outrider")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def device_name() -> str:
     """Return the GPU's name as vLLM has it ("NVIDIA H200"), or the CPU's model name."""
     from vllm.platforms import current_platform  # slow to import, and processes that only read profiles do without

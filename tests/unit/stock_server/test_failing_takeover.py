@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from outrider_runtime.stock_server import activity as activities
-from outrider_runtime.stock_server import entry_point, takeover
-from outrider_runtime.stock_server.activity import Activity
+from outrider_runtime.stock_server import entry_point, start_record, takeover
+from outrider_runtime.stock_server.activity import Activity, StepAsideError
 from outrider_runtime.stock_server.takeover import TakenEngine
 from outrider_runtime.vllm_plugin import patches
 
@@ -158,19 +158,57 @@ def test_failed_start_is_remembered_in_the_users_folder(tmp_path: Path, monkeypa
     assert activity.reason == "ValueError: a fault of Outrider's"
 
 
-@pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("ending", ["started", "stopped"])
-def test_only_a_start_that_did_not_end_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
-    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
-    engine, _ = taken_engine(tmp_path / "run")
-
+def stop_start(folder: Path) -> None:
     def client(_config: Any) -> Any:
-        if ending == "stopped":
-            raise KeyboardInterrupt
-        return SimpleNamespace()
+        raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        engine.start(client)
-    assert bool(list(tmp_path.glob("start-*"))) == (ending == "stopped")
+        taken_engine(folder)[0].start(client)
+
+
+def earlier_starts() -> str:
+    """Why a start with Outrider is refused; empty if it is not."""
+    try:
+        taken_engine(Path())[0]._record.check()
+    except StepAsideError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.usefixtures("vllm")
+def test_outrider_is_tried_once_more_after_a_stopped_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: on a claim, a start that a drained node had stopped left Outrider off until the note was deleted."""
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    stop_start(tmp_path / "run")
+    assert not earlier_starts()
+    stop_start(tmp_path / "run")
+    assert "the last 2 starts with these flags were stopped" in earlier_starts()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_nothing_is_remembered_of_a_start_that_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    stop_start(tmp_path / "run")
+    taken_engine(tmp_path / "run")[0].start(lambda _config: SimpleNamespace())
+    assert not list(tmp_path.glob("start-*"))
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("changed", ["file", "version", "note"])
+def test_another_start_is_not_refused_for_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Bug: a mended OUTRIDER_CONFIG, or a newer Outrider, was refused for the failure of the former."""
+    monkeypatch.setenv("OUTRIDER_RUN_DIR", str(tmp_path))
+    file = tmp_path / "config.yaml"
+    file.write_text("draftPool: []")
+    monkeypatch.setenv("OUTRIDER_CONFIG", str(file))
+    started(taken_engine(tmp_path / "run")[0])
+    assert "no engine today" in earlier_starts()
+    if changed == "file":
+        file.write_text("sloClasses: []")
+    elif changed == "version":
+        monkeypatch.setattr(start_record, "outrider_version", lambda: "9.9")
+    else:
+        next(tmp_path.glob("start-*")).write_text('{"stopped": "many"}')
+    assert not earlier_starts()
