@@ -61,15 +61,13 @@ class Observer:
         a hundred new services do not wait for each other."""
         key = Key.of(service)
         pods, workers = self._pods.documents(key), self._pods.workers(key)
-        jobs, job_pods = (
-            self._of_component(kind, key.namespace, cluster_model.PROFILING) for kind in (kinds.JOB, kinds.POD)
-        )
-        prefetch_jobs, prefetch_pods = (
-            self._of_service(kind, key, cluster_model.PREFETCH) for kind in (kinds.JOB, kinds.POD)
-        )
+        jobs = self._of_component(kinds.JOB, key.namespace, cluster_model.PROFILING)
+        job_pods = self._of_component(kinds.POD, key.namespace, cluster_model.PROFILING)
+        prefetch_jobs = self._of_service(kinds.JOB, key, cluster_model.PREFETCH)
+        prefetch_pods = self._of_service(kinds.POD, key, cluster_model.PREFETCH)
         own_jobs = [job for job in (*jobs, *prefetch_jobs) if uid_of(service) in owner_uids(job)]
-        waiting = without_container((*pods, *workers), own_jobs, (*job_pods, *prefetch_pods))
-        pending = [pod for pod in (*pods, *workers) if unschedulable_since(pod) is not None]
+        serving = (*pods, *workers)
+        waiting = without_container(serving, own_jobs, (*job_pods, *prefetch_pods))
         children = self._children.labelled(key) | ({} if is_new else await self._children.named(key, service))
         gateway, groups = (Foreign(), Foreign()) if is_new else await self._foreign(key, service)
         unreachable = self._measurements.unreachable(key)
@@ -84,7 +82,7 @@ class Observer:
             pods=pods,
             workers=workers,
             warnings=await read_sentences(self._api, key.namespace, waiting, current_warning),
-            provisioning=await read_sentences(self._api, key.namespace, pending, node_in_the_making),
+            provisioning=await self._provisioning(key.namespace, serving),
             states=self._measurements.states(key),
             unreachable=unreachable,
             network_policies=await self._children.network_policies(key.namespace) if unreachable else (),
@@ -93,9 +91,7 @@ class Observer:
             prefetch_pods=prefetch_pods,
             prefetch_progress=await self._progress(prefetch_pods),
             job_pods=job_pods,
-            profiles={
-                name_of(it): it for it in self._of_component(kinds.CONFIG_MAP, key.namespace, cluster_model.PROFILE)
-            },
+            profiles=self._profiles(key.namespace),
             shared_profiles=self._shared_profiles(),
             measured_elsewhere=self._measured_elsewhere(key.namespace),
             figures=self._measurements.figures(key, service),
@@ -119,6 +115,9 @@ class Observer:
         before = self._replica_writers.get(key, ())
         turns = self._replica_writers[key] = noted(before, text(service, cluster_model.REPLICA_WRITER), time.time())
         return turns
+
+    def _profiles(self, namespace: str) -> dict[str, Object]:
+        return {name_of(it): it for it in self._of_component(kinds.CONFIG_MAP, namespace, cluster_model.PROFILE)}
 
     def _shared_profiles(self) -> dict[str, Object]:
         """Return them by the names that they have elsewhere, where the label means nothing: anyone may put it on."""
@@ -145,6 +144,10 @@ class Observer:
             for job in jobs
             if not is_finished(job) and time.time() - created_s(job) < within_s
         }
+
+    async def _provisioning(self, namespace: str, pods: Iterable[Object]) -> dict[str, str]:
+        pending = [pod for pod in pods if unschedulable_since(pod) is not None]
+        return await read_sentences(self._api, namespace, pending, node_in_the_making)
 
     async def _progress(self, pods: Iterable[Object]) -> PrefetchProgress | None:
         """What the running pod of a prefetch Job reports."""

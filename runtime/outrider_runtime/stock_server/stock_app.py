@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS, STATE_PATH, WHY_PATH
 from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import Metric
 
 from outrider_runtime.server.admin import AdminPages
 from outrider_runtime.server.gate import (
@@ -35,7 +36,7 @@ from outrider_runtime.server.strict_json import parse_object
 from outrider_runtime.server.vllm_backend import add_innermost
 from outrider_runtime.server.watch import EngineWatch, ServerView
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
-from outrider_runtime.stock_server.activity import Activity
+from outrider_runtime.stock_server.activity import Activity, survives
 from outrider_runtime.vllm_plugin.launch import LaunchPlan
 
 _SLO_HEADERS = frozenset(name.lower().encode() for name in (SLO_CLASS_HEADER, *SLO_LIMIT_HEADERS))
@@ -53,7 +54,7 @@ class EnginePages:
         pages = AdminPages(watch.vitals, watch.state, CollectorRegistry(), decisions=lambda: read_decisions(run_dir))
         self._pages = pages
         self._watch = watch
-        REGISTRY.register(RuntimeStateCollector(watch.state))
+        REGISTRY.register(SeparateCollector(watch.state))
 
     def answer(self, path: str) -> WebPage:
         return self._pages.answer(path)
@@ -61,6 +62,16 @@ class EnginePages:
     def slo_classes(self) -> Sequence[str]:
         """Return the names of the classes in the config that is in force."""
         return self._watch.gate_facts().slo_classes
+
+
+class SeparateCollector(RuntimeStateCollector):
+    """Outrider's metrics in vLLM's registry: an error in them leaves vLLM's own as they are."""
+
+    def collect(self) -> Iterator[Metric]:
+        metrics: list[Metric] = []
+        with survives("report its metrics"):
+            metrics.extend(super().collect())
+        return iter(metrics)
 
 
 class ServedPages(Protocol):

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from outrider_crds.runtime_state import RuntimeState
 from outrider_runtime.server.page_server import WebPage
 from outrider_runtime.stock_server.activity import Activity
 from outrider_runtime.stock_server.entry_point import STRICT_VARIABLE
-from outrider_runtime.stock_server.stock_app import ServedPages, StockApp
-from prometheus_client import REGISTRY
+from outrider_runtime.stock_server.stock_app import SeparateCollector, ServedPages, StockApp
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge, generate_latest
 
 from tests.unit.server.test_gate import CHAT, Engine
 
@@ -112,3 +113,15 @@ def test_reason_has_no_credentials_of_a_uri() -> None:
     activity = Activity()
     activity.step_aside("model 's3://KEY:SE/CRET@bucket/llama?sig=SECRET' is not there: use s3://x/y", {})
     assert activity.reason == "model 's3://bucket/llama' is not there: use s3://x/y"
+
+
+def test_metrics_of_vllm_survive_an_error_in_outriders() -> None:
+    def read_state() -> RuntimeState:
+        raise OSError("no snapshot")
+
+    registry = CollectorRegistry()
+    registry.register(SeparateCollector(read_state))
+    Gauge("vllm_requests", "Requests.", registry=registry).set(3)
+    text = generate_latest(registry).decode()
+    assert "vllm_requests 3.0" in text
+    assert "outrider" not in text
