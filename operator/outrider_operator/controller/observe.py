@@ -12,7 +12,7 @@ from outrider_operator import cluster_model, kinds
 from outrider_operator.cluster.cache import Key, ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
 from outrider_operator.cluster.serving_pods import ServingPods
-from outrider_operator.cluster_model import Object
+from outrider_operator.cluster_model import ApiRefusal, Node, Object, Observed, OperatorSettings
 from outrider_operator.controller.child_reader import (
     ChildReader,
     Foreign,
@@ -42,7 +42,7 @@ class Observer:
         api: KubernetesApi,
         cache: ObjectCache,
         measurements: Measurements,
-        settings: cluster_model.OperatorSettings,
+        settings: OperatorSettings,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -50,13 +50,11 @@ class Observer:
         self._children = ChildReader(api, cache)
         self._measurements = measurements
         self._settings = settings
-        self._nodes: tuple[cluster_model.Node, ...] | None = None
+        self._nodes: tuple[Node, ...] | None = None
         self._replica_writers: dict[Key, tuple[ReplicaWriter, ...]] = {}
         cache.subscribe(self._forget_nodes)
 
-    async def observe(
-        self, service: Object, refusals: tuple[cluster_model.ApiRefusal, ...], *, is_new: bool = False
-    ) -> cluster_model.Observed:
+    async def observe(self, service: Object, refusals: tuple[ApiRefusal, ...], *, is_new: bool = False) -> Observed:
         """Everything that a decision about `service` needs. A new service's first reconcile makes no requests, so that
         a hundred new services do not wait for each other."""
         key = Key.of(service)
@@ -65,13 +63,12 @@ class Observer:
         job_pods = self._of_component(kinds.POD, key.namespace, cluster_model.PROFILING)
         prefetch_jobs = self._of_service(kinds.JOB, key, cluster_model.PREFETCH)
         prefetch_pods = self._of_service(kinds.POD, key, cluster_model.PREFETCH)
-        own_jobs = [job for job in (*jobs, *prefetch_jobs) if uid_of(service) in owner_uids(job)]
         serving = (*pods, *workers)
+        own_jobs = [job for job in (*jobs, *prefetch_jobs) if uid_of(service) in owner_uids(job)]
         waiting = without_container(serving, own_jobs, (*job_pods, *prefetch_pods))
         children = self._children.labelled(key) | ({} if is_new else await self._children.named(key, service))
         gateway, groups = (Foreign(), Foreign()) if is_new else await self._foreign(key, service)
-        unreachable = self._measurements.unreachable(key)
-        return cluster_model.Observed(
+        return Observed(
             service=service,
             at=time.time(),
             nodes=self._all_nodes(),
@@ -84,8 +81,8 @@ class Observer:
             warnings=await read_sentences(self._api, key.namespace, waiting, current_warning),
             provisioning=await self._provisioning(key.namespace, serving),
             states=self._measurements.states(key),
-            unreachable=unreachable,
-            network_policies=await self._children.network_policies(key.namespace) if unreachable else (),
+            unreachable=self._measurements.unreachable(key),
+            network_policies=await self._network_policies(key),
             jobs=jobs,
             prefetch_jobs=prefetch_jobs,
             prefetch_pods=prefetch_pods,
@@ -145,6 +142,10 @@ class Observer:
             if not is_finished(job) and time.time() - created_s(job) < within_s
         }
 
+    async def _network_policies(self, key: Key) -> tuple[Object, ...]:
+        """Return those of the namespace where a pod is unreachable: one of them may be why."""
+        return await self._children.network_policies(key.namespace) if self._measurements.unreachable(key) else ()
+
     async def _provisioning(self, namespace: str, pods: Iterable[Object]) -> dict[str, str]:
         pending = [pod for pod in pods if unschedulable_since(pod) is not None]
         return await read_sentences(self._api, namespace, pending, node_in_the_making)
@@ -165,7 +166,7 @@ class Observer:
     def _of_component(self, kind: ResourceKind, namespace: str, value: str) -> tuple[Object, ...]:
         return self._cache.labelled(kind, namespace, cluster_model.COMPONENT_LABEL, value)
 
-    def _all_nodes(self) -> tuple[cluster_model.Node, ...] | None:
+    def _all_nodes(self) -> tuple[Node, ...] | None:
         """All nodes; None if RBAC does not allow to read them."""
         if self._nodes is None and self._settings.watch_nodes:
             self._nodes = tuple(_node(document) for document in self._cache.all(kinds.NODE))
@@ -176,8 +177,8 @@ class Observer:
             self._nodes = None
 
 
-def _node(document: Object) -> cluster_model.Node:
-    return cluster_model.Node(
+def _node(document: Object) -> Node:
+    return Node(
         name=name_of(document),
         labels=labels_of(document),
         taints=tuple(document["spec"].get("taints") or ()),
