@@ -18,14 +18,15 @@ class StockServer(Server):
 
     def __init__(self, folder: Path, *flags: str, environment: dict[str, str]) -> None:
         self.log = folder / "vllm.log"
-        self.model = "smol"
+        self.model = TARGET.name
         self.port = self.admin_port = free_port()
-        command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET), "--served-model-name=smol"]
+        command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET)]
+        address = (f"--served-model-name={self.model}", f"--port={self.port}", "--host=127.0.0.1")
         paths = [str(named_vllm(folder)), environment.get("PYTHONPATH", "")]
         own = {name: value for name, value in os.environ.items() if name not in ENGINE_VARIABLES}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [*command, *FLAGS, f"--port={self.port}", "--host=127.0.0.1", *flags],
+                [*command, *FLAGS, *address, *flags],
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**own, **CPU, **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )  # fmt: skip

@@ -44,7 +44,7 @@ HELD_BY: dict[Patch, str] = {
     patches.PROMPT_LOGPROBS[0]: "test_request_kinds.test_log_probabilities_are_those_of_plain_decoding",
     patches.PROMPT_LOGPROBS[1]: "test_request_kinds.test_log_probabilities_are_those_of_plain_decoding",
     patches.CPU_RUNNER: "test_server_requests.test_a_chat_request_is_answered_with_the_plugin_active",
-    patches.INPUT_PROCESSOR: "test_server_requests.test_stream_beyond_the_samplers_room_ends_with_the_field",
+    patches.INPUT_PROCESSOR: "test_server_requests.test_what_clients_send_is_served",
     patches.ENGINE_CONFIG: "test_takeover.test_default_flags_get_the_lookup",
     patches.ENGINE_CLIENT: "test_takeover.test_engine_that_does_not_start_is_vllms_own",
     patches.SERVER_APP: "test_stock_server.test_stock_server_has_outriders_pages_and_metrics",

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.engine.client_cases import BAD, GOOD, MODEL
 from tests.engine.engines import EAGLE_HEAD
 from tests.engine.server_process import REPETITIVE
 from tests.engine.stock_cli import StockServer
-from tests.engine.test_server_requests import BAD_CHATS
 
 pytestmark = pytest.mark.model
 
@@ -67,7 +67,7 @@ def alone_answers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def answer(server: StockServer, prompt: str) -> str:
-    body = {"model": "smol", "prompt": prompt, "max_tokens": 48, "temperature": 0, "logprobs": 0}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0, "logprobs": 0}
     choice = server.post("/v1/completions", json.dumps(body).encode()).json()["choices"][0]
     return json.dumps([choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]])
 
@@ -99,11 +99,17 @@ def test_header_of_the_stock_server_chooses_the_class(active: StockServer) -> No
     assert active.chat(headers={"X-SLO-Class": "gold"}).status_code == 400
 
 
-@pytest.mark.parametrize("body", BAD_CHATS.values(), ids=BAD_CHATS.keys())
-def test_bad_request_ends_neither_server_nor_loop(active: StockServer, body: bytes) -> None:
+@pytest.mark.parametrize("name", BAD)
+def test_bad_request_ends_neither_server_nor_loop(active: StockServer, name: str) -> None:
     """The status is vLLM's own business; some of these are 500 there."""
-    active.post("/v1/chat/completions", body)
+    active.post(*BAD[name])
     assert active.chat().status_code == 200
+    assert active.metric("outrider_loop_failures_total") == 0
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_clients_send_to_vllms_server_is_served(active: StockServer, name: str) -> None:
+    GOOD[name](active)
     assert active.metric("outrider_loop_failures_total") == 0
 
 

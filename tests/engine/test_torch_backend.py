@@ -15,8 +15,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.engine.client_cases import BAD, MODEL, RECORDED
 from tests.engine.server_process import EXAMPLE, PATIENCE_S, REPETITIVE, TARGET, Server
-from tests.engine.test_server_requests import BAD, MODEL, RECORDED
 
 pytestmark = pytest.mark.model
 
