@@ -3,6 +3,7 @@
 #   buildah build --target operator    -t outrider/operator:0.1.0 .
 #   buildah build --target runtime     -t outrider/runtime:0.1.0 .      # GPUs, on vLLM's own image
 #   buildah build --target runtime-cpu -t outrider/runtime-cpu:0.1.0 .
+#   buildah build --target plugin      -t outrider/plugin:0.1.0 .       # for `vllm serve` in pods of others
 #
 # Every image runs as 65532 on a read-only root. Outrider itself is a last layer in /opt/outrider of under 2 MB, with
 # compiled code under 20, so that a new release moves little; what it needs is in /opt/venv, or on GPUs in vLLM's image
@@ -10,6 +11,7 @@
 
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+ARG INIT_IMAGE=busybox:1.37
 
 # --- Outrider's four packages and their programs, for any Python 3.11 to 3.13
 FROM ${PYTHON_IMAGE} AS outrider
@@ -96,3 +98,20 @@ USER 65532:65532
 RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-prefetch --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]
+
+# --- The plugin for vLLM in pods of others, with its compiled code. An init container of this image copies it into the
+# volume /into, which vLLM's container has in its PYTHONPATH. What vLLM brings along is here only to compile.
+FROM ${PYTHON_IMAGE} AS plugin-files
+COPY setup/constraints.txt /src/
+RUN python3 -m pip install --no-cache-dir --no-compile --no-deps --constraint /src/constraints.txt --target /outrider \
+    common-expression-language prompt-toolkit wcwidth \
+ && python3 -m pip install --no-cache-dir --constraint /src/constraints.txt --target /opt/packages numba numpy
+COPY --from=outrider /opt/outrider/lib /outrider
+RUN rm -r /outrider/outrider_operator /outrider/bin \
+ && env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES PYTHONPATH=/outrider:/opt/packages PYTHONDONTWRITEBYTECODE=1 \
+    python3 -m outrider_runtime.loop.compile_loop
+
+FROM ${INIT_IMAGE} AS plugin
+COPY --from=plugin-files /outrider /outrider
+USER 65532:65532
+CMD ["cp", "-R", "/outrider/.", "/into"]

@@ -15,7 +15,7 @@ from setup.steps import REPOSITORY
 
 CHART = REPOSITORY / "charts" / "outrider"
 TARGETS = ("operator", "runtime", "runtime-cpu")
-"""Targets of the Dockerfile, which are the images' names in the registry."""
+"""Targets of the Dockerfile that the chart runs, which are the images' names in the registry."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
 _KEY = re.compile(r"( *)([A-Za-z][\w-]*):(.*)")

@@ -15,7 +15,12 @@ import pytest
 from setup import system
 from setup.steps import REPOSITORY
 
-BASES = {"operator": ("PYTHON_IMAGE",), "runtime": ("PYTHON_IMAGE", "VLLM_IMAGE"), "runtime-cpu": ("PYTHON_IMAGE",)}
+BASES = {
+    "operator": ("PYTHON_IMAGE",),
+    "runtime": ("PYTHON_IMAGE", "VLLM_IMAGE"),
+    "runtime-cpu": ("PYTHON_IMAGE",),
+    "plugin": ("PYTHON_IMAGE", "INIT_IMAGE"),
+}
 """Target -> build arguments that name its bases."""
 _OWN_PYTHON = "localhost/outrider-test/python:debian"
 _OWN_PYTHON_STEPS = """
@@ -68,7 +73,7 @@ class Builder:
         base = os.environ.get(f"OUTRIDER_{argument}") or match[1]
         if self._has(base) or self.run("pull", base).returncode == 0:
             return base
-        if argument == "PYTHON_IMAGE" and self.is_buildah and os.geteuid() == 0 and shutil.which("mmdebstrap"):
+        if argument != "VLLM_IMAGE" and self.is_buildah and os.geteuid() == 0 and shutil.which("mmdebstrap"):
             return self._own_python()
         pytest.skip(f"the base {base} can neither be pulled nor made here")
 
