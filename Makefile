@@ -16,8 +16,9 @@ help: ## list the targets
 demo: deps-demo ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
-test: deps lint ## every test, with a real cluster and real engines, in PROCESSES=4
-	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations=20 --file-budgets=tests/file_budgets.toml
+test: deps lint ## every test, with a real cluster and real engines, in PROCESSES=4; .outrider/features.md says what was seen right
+	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations=20 --file-budgets=tests/file_budgets.toml \
+	  --features=.outrider/features.md
 
 test-fast: code ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.cluster.fixtures", "tests.file_budgets"]
+pytest_plugins = ["tests.cluster.fixtures", "tests.features", "tests.file_budgets"]
 
 # Before a test folder's conftest.py imports torch or vLLM, which read these then.
 # One thread for each engine, those of the servers that tests start included: two wait for each other, and next to a
