@@ -17,7 +17,7 @@ from outrider_crds.model_sources import AdapterSpec
 
 from outrider_runtime.hub_download import STALL_S
 from outrider_runtime.server.adapter_files import AdapterFiles, UnusableAdapterError
-from outrider_runtime.server.loading_thread import in_daemon_thread
+from outrider_runtime.server.loading_thread import run_in_daemon_thread
 
 POLL_INTERVAL_S = 1.0
 
@@ -36,7 +36,7 @@ class AdapterCopies:
     clock: Callable[[], float]
     _in_flight: dict[AdapterSpec, AdapterCopy] = field(default_factory=dict)
 
-    async def finished(self, spec: AdapterSpec) -> Path:
+    async def wait_for(self, spec: AdapterSpec) -> Path:
         """Return the folder of a copy once it is whole; the caller deletes it.
 
         Raises UnusableAdapterError, also if no byte came for STALL_S.
@@ -57,11 +57,11 @@ class AdapterCopies:
 
     def _begin(self, spec: AdapterSpec) -> AdapterCopy:
         folder = self.files.new_folder()
-        work = asyncio.create_task(in_daemon_thread(lambda: self.files.fill(folder, spec.source)))
+        work = asyncio.create_task(run_in_daemon_thread(lambda: self.files.fill(folder, spec.source)))
         return AdapterCopy(folder, work, self._measure(folder, spec))
 
     def _measure(self, folder: Path, spec: AdapterSpec) -> asyncio.Task[int]:
-        return asyncio.create_task(in_daemon_thread(lambda: self.files.bytes_on_disk(folder, spec.source)))
+        return asyncio.create_task(run_in_daemon_thread(lambda: self.files.bytes_on_disk(folder, spec.source)))
 
     async def _wait(self, spec: AdapterSpec, copy: AdapterCopy) -> None:
         last_size, since, is_done = -1, self.clock(), False

@@ -109,7 +109,7 @@ class AdapterKeeper:
 
     def tick(self) -> None:
         """Read the hot config, and begin what it asks for."""
-        self._specs = _specs_of(self.hot_file, self.at_boot, self._specs)
+        self._specs = _read_specs(self.hot_file, self.at_boot, self._specs)
         self._copies.keep_only(self._specs.values())
         for name in self._loaded.keys() - self._specs.keys():
             self.engine.withdraw(name)
@@ -129,7 +129,7 @@ class AdapterKeeper:
 
     async def _load(self, spec: AdapterSpec) -> None:
         try:
-            folder = await self._copies.finished(spec)
+            folder = await self._copies.wait_for(spec)
             try:
                 number = await self.engine.add(spec.name, folder)
             except Exception:
@@ -194,7 +194,7 @@ def _wait_s(error: Exception, last_wait_s: float) -> float:
     return min(2 * last_wait_s, LONGEST_RETRY_S) if 0.0 < last_wait_s <= LONGEST_RETRY_S else FIRST_RETRY_S
 
 
-def _specs_of(hot_file: Path, at_boot: HotConfig, last: Mapping[str, AdapterSpec]) -> dict[str, AdapterSpec]:
+def _read_specs(hot_file: Path, at_boot: HotConfig, last: Mapping[str, AdapterSpec]) -> dict[str, AdapterSpec]:
     """Return the adapters of the mounted hot config; the last ones if it cannot be read, which the engine reports."""
     try:
         hot = HotConfig.read(hot_file.read_bytes())

@@ -46,9 +46,9 @@ class AdminPages:
         self._pages: dict[str, Callable[[], WebPage]] = {
             LIVE_PATH: lambda: _probe(why_not_alive(self._vitals())),
             READY_PATH: lambda: _probe(why_not_ready(self._vitals())),
-            STATE_PATH: _cached(lambda: _json(HTTPStatus.OK, self._state().wire()), clock),
-            WHY_PATH: _cached(lambda: _text(HTTPStatus.OK, decisions() or "no decision yet\n"), clock),
-            METRICS_PATH: _cached(self._metrics, clock),
+            STATE_PATH: _cache_answers(lambda: _json(HTTPStatus.OK, self._state().wire()), clock),
+            WHY_PATH: _cache_answers(lambda: _text(HTTPStatus.OK, decisions() or "no decision yet\n"), clock),
+            METRICS_PATH: _cache_answers(self._metrics, clock),
         }
 
     def answer(self, path: str) -> WebPage:
@@ -77,19 +77,19 @@ def _json(status: HTTPStatus, document: Any) -> WebPage:
     return WebPage(status, "application/json", json.dumps(document).encode())
 
 
-def _cached(make: Callable[[], WebPage], clock: Callable[[], float]) -> Callable[[], WebPage]:
+def _cache_answers(make: Callable[[], WebPage], clock: Callable[[], float]) -> Callable[[], WebPage]:
     """Call `make` at most once per `PAGE_LIFETIME_S`, so that many clients cost as much as one."""
     page: WebPage | None = None
     made_at = float("-inf")
 
-    def cached() -> WebPage:
+    def answer_from_cache() -> WebPage:
         nonlocal made_at, page
         if page is None or clock() - made_at >= PAGE_LIFETIME_S:
             page = make()
             made_at = clock()
         return page
 
-    return cached
+    return answer_from_cache
 
 
 def serve_admin(listener: socket.socket, pages: AdminPages) -> PageServer:

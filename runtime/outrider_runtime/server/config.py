@@ -38,14 +38,14 @@ class Serving:
     """Seconds that running requests may take after a signal; None: the process's caller sets a limit."""
 
 
-def from_config(boot_file: Path, paths: Paths) -> Serving:
+def read_mounted_config(boot_file: Path, paths: Paths) -> Serving:
     """Read the two files that the operator mounts. Raises StartupError when one cannot be used."""
-    boot = _read(boot_file, "boot config", BootConfig.read)
-    hot = _read(Path(paths.hot_file), "hot config", HotConfig.read)
+    boot = _read_config_file(boot_file, "boot config", BootConfig.read)
+    hot = _read_config_file(Path(paths.hot_file), "hot config", HotConfig.read)
     return Serving(boot, hot, paths)
 
 
-def from_manifest(manifest: Path, model_root: Path, paths: Paths) -> Serving:
+def read_local_manifest(manifest: Path, model_root: Path, paths: Paths) -> Serving:
     """Read a manifest, without Kubernetes, and write its hot config into the run folder, where the engine reads it."""
     try:
         service = load_local_service(manifest, model_root)
@@ -107,7 +107,7 @@ def _is_abandoned(folder: Path) -> bool:
     return True
 
 
-def _read(file: Path, what: str, parse: Callable[[str], _Config]) -> _Config:
+def _read_config_file(file: Path, what: str, parse: Callable[[str], _Config]) -> _Config:
     try:
         return parse(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -136,9 +136,9 @@ class EngineServer:
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
 
-    def _on_signal(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         assert self._server is not None
         time_s = time.monotonic()
         if self._signalled_at is not None:

@@ -87,14 +87,14 @@ class RequestGate:
             await self._pass_on(scope, receive, send, request_id)
             return
         with self._traces.begin(scope, request_id) as span:
-            await self._pass_on(scope, receive, _noting_status(send, span), request_id)
+            await self._pass_on(scope, receive, _note_status(send, span), request_id)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         facts = self._facts()
         if facts.draining:
             send = _with_connection_close(send)
         try:
-            receive = await self._checked(scope, receive, facts)
+            receive = await self._check(scope, receive, facts)
         except RequestError as error:
             logger.info("request %s is refused with %d: %s", request_id, error.status, _in_one_line(str(error)))
             await refuse(error, send)
@@ -103,7 +103,7 @@ class RequestGate:
         else:
             await self._app(scope, receive, send)
 
-    async def _checked(self, scope: Scope, receive: Receive, facts: GateFacts) -> Receive:
+    async def _check(self, scope: Scope, receive: Receive, facts: GateFacts) -> Receive:
         path = route_path(scope)
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
             return receive
@@ -218,7 +218,7 @@ def _with_connection_close(send: Send) -> Send:
     return send_and_close
 
 
-def _noting_status(send: Send, span: Any) -> Send:
+def _note_status(send: Send, span: Any) -> Send:
     """Note the answer's status on OpenTelemetry's `span`."""
 
     async def send_and_note(message: Message) -> None:

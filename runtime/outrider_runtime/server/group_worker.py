@@ -57,14 +57,14 @@ class LeaderWatch:
     def start(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
-        threading.Thread(target=self._run, name="outrider-leader-watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="outrider-leader-watch", daemon=True).start()
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._signal = number
         if not self._was_there:
             self._end()
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
         misses = 0
         while misses < MOST_MISSES:
             answers = self._answers()

@@ -52,7 +52,7 @@ def apply_manifest(manifest: Path, load: Callable[[], LocalService], serving: Se
 def _boot_changed(service: LocalService, serving: Serving) -> bool:
     """Whether the boot config changed. A lower maximum draft length or another order of the pool is a hot change."""
     boot = service.boot.model_copy(update={"max_draft_tokens": serving.boot.max_draft_tokens})
-    return _by_name(boot) != _by_name(serving.boot) or service.hot.max_draft_tokens > serving.boot.max_draft_tokens
+    return _sort_pool(boot) != _sort_pool(serving.boot) or service.hot.max_draft_tokens > serving.boot.max_draft_tokens
 
 
 def _hot(service: LocalService, serving: Serving) -> HotConfig:
@@ -62,5 +62,5 @@ def _hot(service: LocalService, serving: Serving) -> HotConfig:
     return service.hot.model_copy(update={"drafter_order": order if is_reordered(order, boot_order) else None})
 
 
-def _by_name(boot: BootConfig) -> BootConfig:
+def _sort_pool(boot: BootConfig) -> BootConfig:
     return boot.model_copy(update={"draft_pool": sorted(boot.draft_pool, key=lambda drafter: drafter.name)})

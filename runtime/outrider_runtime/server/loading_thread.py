@@ -18,7 +18,7 @@ def is_loading() -> bool:
     return any(thread.name == _NAME for thread in threading.enumerate())
 
 
-async def in_daemon_thread(function: Callable[[], T]) -> T:
+async def run_in_daemon_thread(function: Callable[[], T]) -> T:
     """Return what `function` returns or raise what it raises. A process that gets SIGTERM does not wait for it, as
     it would for the event loop's own threads."""
     loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from outrider_crds.runtime_config import (
 
 from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT, load_local_service
 from outrider_runtime.paths import Paths
-from outrider_runtime.server.config import Serving, from_config, from_manifest, run_folder
+from outrider_runtime.server.config import Serving, read_local_manifest, read_mounted_config, run_folder
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.group_place import GroupPlace, group_place
 from outrider_runtime.server.hot_manifest import follow_manifest
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run_dir = run_folder()
     except StartupError as error:
-        return _failed(error)
+        return _report_failure(error)
     try:
         status = _serve(options, run_dir)
     except StartupError as error:
-        status = _failed(error)
+        status = _report_failure(error)
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     if is_loading():
@@ -75,14 +75,14 @@ def _configure_logging() -> None:
     outrider_logger.setLevel(logging.INFO)
 
 
-def _failed(error: StartupError) -> int:
+def _report_failure(error: StartupError) -> int:
     """Print the last line of the log: the kubelet keeps it as the container's termination message."""
     print(f"outrider-runtime: {error}", file=sys.stderr, flush=True)
     return 1
 
 
 def _serve(options: argparse.Namespace, run_dir: Path) -> int:
-    serving = _serving(options, run_dir)
+    serving = _read_config(options, run_dir)
     on_laptop = options.manifest is not None
     grace_s = options.drain_grace if options.drain_grace is not None else (0.0 if on_laptop else POD_DRAIN_GRACE_S)
     timeout_s = options.drain_timeout if options.drain_timeout is not None else serving.drain_timeout_s
@@ -103,7 +103,7 @@ def _default_host(place: GroupPlace | None, *, on_laptop: bool) -> str:
     return LOOPBACK if on_laptop and place is None else ""
 
 
-def _serving(options: argparse.Namespace, run_dir: Path) -> Serving:
+def _read_config(options: argparse.Namespace, run_dir: Path) -> Serving:
     paths = Paths(
         hot_file=str(options.hot_config),
         profiles_dir=str(options.profiles),
@@ -111,8 +111,8 @@ def _serving(options: argparse.Namespace, run_dir: Path) -> Serving:
         run_dir=str(run_dir),
     )
     if options.manifest is not None:
-        return from_manifest(options.manifest, options.model_root, paths)
-    return from_config(options.config, paths)
+        return read_local_manifest(options.manifest, options.model_root, paths)
+    return read_mounted_config(options.config, paths)
 
 
 def _parser() -> argparse.ArgumentParser:

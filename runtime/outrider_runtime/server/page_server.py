@@ -60,7 +60,7 @@ class PageServer:
         self._deadline_s = deadline_s
         self._open: dict[asyncio.StreamWriter, str] = {}  # connection -> the client's address, oldest first
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="outrider-admin", daemon=True)
+        self._thread = threading.Thread(target=self._serve_until_stopped, name="outrider-admin", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -70,7 +70,7 @@ class PageServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def _run(self) -> None:
+    def _serve_until_stopped(self) -> None:
         asyncio.set_event_loop(self._loop)
         serving = asyncio.start_server(self._serve, sock=self._listener, limit=_MAX_HEADER_BYTES, backlog=_BACKLOG)
         server = self._loop.run_until_complete(serving)

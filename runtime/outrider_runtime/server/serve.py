@@ -32,7 +32,7 @@ from outrider_runtime.server.health import Phase, why_not_alive
 from outrider_runtime.server.request_traces import request_traces, trace_arguments, trace_environment
 from outrider_runtime.server.server_environment import server_environment
 from outrider_runtime.server.server_errors import StartupError
-from outrider_runtime.server.vllm_backend import parse_arguments, started_vllm
+from outrider_runtime.server.vllm_backend import parse_arguments, start_vllm
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
 from outrider_runtime.vllm_plugin.arguments import server_arguments
@@ -152,18 +152,18 @@ def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, 
     os.environ.update(backend.engine_environment(serving.boot, os.environ))
     os.environ.update(server_environment(os.environ, Path(serving.paths.run_dir)))
     server = _server(serving.boot.target.name, watch, listener, drain)
-    asyncio.run(server.serve(backend.started_torch_engine(serving), listener))
+    asyncio.run(server.serve(backend.start_torch_engine(serving), listener))
     return server.exit_status
 
 
 def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
-    def with_gate(app: App) -> App:
+    def add_gate(app: App) -> App:
         return RequestGate(app, watch.gate_facts, request_traces(os.environ))
 
     def announce() -> None:
         logger.info("serving %s: OpenAI API on %s/v1", model, _address(listener))
 
-    server = EngineServer(wrap=with_gate, drain=drain, announce=announce)
+    server = EngineServer(wrap=add_gate, drain=drain, announce=announce)
     watch.follow(server.view)
     for number in (signal.SIGTERM, signal.SIGINT):  # the server replaces these handlers once the engine has started
         signal.signal(number, _stop)
@@ -190,7 +190,7 @@ def _serve_until_drained(
         server = _server(plan.boot.target.name, watch, listener, drain)
         try:
             arguments = parse_arguments(_arguments(remaining, place), drain)
-            uvloop.run(server.serve(started_vllm(arguments, serving), listener))
+            uvloop.run(server.serve(start_vllm(arguments, serving), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:
@@ -198,7 +198,7 @@ def _serve_until_drained(
                 raise
             if place is not None:
                 raise StartupError(f"the group did not start: {cause(plan.paths.run_dir) or error}") from error
-            remaining = _without_failed_drafter(remaining, error)
+            remaining = _drop_failed_drafter(remaining, error)
         else:
             return server.exit_status
 
@@ -209,7 +209,7 @@ def _arguments(plan: LaunchPlan, place: GroupPlace | None) -> list[str]:
     return [*arguments, *trace_arguments(os.environ, arguments)]
 
 
-def _without_failed_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
+def _drop_failed_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
     """Return the plan without the drafter that caused `error`. Raises StartupError if no drafter did."""
     logger.exception("the engine did not start")
     smaller = after_failure(plan, error)

@@ -31,11 +31,11 @@ def server_environment(environ: Mapping[str, str], run_dir: Path) -> dict[str, s
     added = {name: value for name, value in added.items() if name not in environ}
     home = environ.get("HOME")
     if home is None or not _writable(Path(home)):
-        added["HOME"] = str(_home_in(run_dir))
+        added["HOME"] = str(_make_home(run_dir))
     return added
 
 
-def _home_in(run_dir: Path) -> Path:
+def _make_home(run_dir: Path) -> Path:
     home = run_dir / "home"
     home.mkdir(exist_ok=True)
     return home

@@ -159,7 +159,7 @@ async def _adapters(client: Any, app: Any, serving: Serving) -> AsyncIterator[Ad
 
 
 @asynccontextmanager
-async def started_vllm(arguments: Namespace, serving: Serving) -> AsyncIterator[ServedVLLM]:
+async def start_vllm(arguments: Namespace, serving: Serving) -> AsyncIterator[ServedVLLM]:
     """Load vLLM's engine in a process of its own, and build its app; the engine stops at the end of the context."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client

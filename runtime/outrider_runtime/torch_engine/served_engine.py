@@ -13,7 +13,7 @@ from outrider_crds.runtime_state import AdapterState
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
-from outrider_runtime.server.loading_thread import in_daemon_thread
+from outrider_runtime.server.loading_thread import run_in_daemon_thread
 from outrider_runtime.server.request_timeouts import with_head_timeout
 from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.torch_engine.torch_environment import engine_environment
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from outrider_runtime.torch_engine.thread import Client
 
-__all__ = ["MAX_HEADER_BYTES", "ServedTorchEngine", "engine_environment", "started_torch_engine"]
+__all__ = ["MAX_HEADER_BYTES", "ServedTorchEngine", "engine_environment", "start_torch_engine"]
 
 MAX_HEADER_BYTES = 64 * 1024
 """h11, uvicorn's HTTP parser, has the same default."""
@@ -73,7 +73,7 @@ class ServedTorchEngine:
 
 
 @asynccontextmanager
-async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEngine]:
+async def start_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEngine]:
     """Load the torch engine; it stops at the end of the context. Raises StartupError for an unsupported model."""
     try:
         from outrider_runtime.torch_engine.app import ApiService, make_app
@@ -83,7 +83,7 @@ async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEng
     except ModuleNotFoundError as error:
         raise StartupError(f"engine.backend Torch needs {error.name}: install Outrider with its extra torch") from None
     try:
-        loaded = await in_daemon_thread(partial(load, serving.boot, serving.hot, serving.paths))
+        loaded = await run_in_daemon_thread(partial(load, serving.boot, serving.hot, serving.paths))
     except UnsupportedModelError as error:
         raise StartupError(str(error)) from error
     client = Client(loaded.engine)

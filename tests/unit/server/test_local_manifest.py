@@ -16,7 +16,7 @@ from outrider_runtime import file_stamp
 from outrider_runtime.local_manifest import LocalManifestError, load_local_service
 from outrider_runtime.paths import Paths
 from outrider_runtime.server import hot_manifest
-from outrider_runtime.server.config import Serving, from_manifest
+from outrider_runtime.server.config import Serving, read_local_manifest
 from outrider_runtime.server.hot_manifest import apply_manifest
 from outrider_runtime.vllm_plugin.launch import plan_launch, target_location
 
@@ -37,7 +37,7 @@ def manifest(tmp_path: Path) -> Path:
 def _serving(manifest: Path, tmp_path: Path) -> Serving:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    return from_manifest(manifest, tmp_path / "root", Paths(run_dir=str(run_dir)))
+    return read_local_manifest(manifest, tmp_path / "root", Paths(run_dir=str(run_dir)))
 
 
 def _apply(manifest: Path, tmp_path: Path, serving: Serving) -> None:
