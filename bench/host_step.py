@@ -92,12 +92,12 @@ class PartTimes:
     def _count_model_steps(self, device: Any) -> None:
         run = device.run
 
-        def counted(*arguments: Any, **keywords: Any) -> Any:
+        def run_and_count(*arguments: Any, **keywords: Any) -> Any:
             ran = run(*arguments, **keywords)
             self.model_steps += any(device.drafters[number].passes for number in ran.draft_s)
             return ran
 
-        device.run = counted
+        device.run = run_and_count
 
     def mean_us(self, *parts: str) -> float:
         return 1e6 * sum(self.seconds[part] for part in parts) / (self.steps - WARM_STEPS)

@@ -62,7 +62,7 @@ def measure(client: Client, operator: OperatorProcess, losses: int) -> dict[str,
     names = [f"service-{number:02d}" for number in range(COUNT)]
     for name in names:
         client.create(SERVICE, manifests.service(name, SERVICES, profiling={"mode": "Skip"}, replicas=0))
-    wait_for("each service to be reconciled", lambda: not _behind(client))
+    wait_for("each service to be reconciled", lambda: not _list_outdated(client))
     chance, began = random.Random(1), time.monotonic()
     with throttle_operator(operator):
         for number in range(1, losses + 1):
@@ -71,7 +71,7 @@ def measure(client: Client, operator: OperatorProcess, losses: int) -> dict[str,
         lost_s, changed = time.monotonic() - began, time.monotonic()
         for name in names:
             client.patch(SERVICE, SERVICES, name, {"spec": {"speculation": {"maxDraftTokens": 3}}})
-        wait_for("each change to be applied", lambda: not _behind(client))
+        wait_for("each change to be applied", lambda: not _list_outdated(client))
         applied_s = time.monotonic() - changed
     return {
         "services": COUNT,
@@ -125,7 +125,7 @@ def throttle_operator(operator: OperatorProcess) -> Iterator[None]:
         thread.join()
 
 
-def _behind(client: Client) -> list[str]:
+def _list_outdated(client: Client) -> list[str]:
     """List the services whose spec is not reconciled yet."""
     services = client.list(SERVICE, SERVICES)
     return [

@@ -94,7 +94,7 @@ class Demo:
     def _apply(self) -> None:
         self._console.step(f"kubectl apply -f {MANIFEST.relative_to(REPOSITORY)}")
         self._console.block(self._cluster.kubectl("apply", "-f", str(MANIFEST)))
-        self._follow.until(
+        self._follow.follow_until(
             lambda service: is_true(service, "Ready", "Updated") and is_measured(service),
             timeout_s=600, what="a profiled service with a ready pod",
         )  # fmt: skip
@@ -151,7 +151,7 @@ class Demo:
         generation = yaml.safe_load(self._cluster.kubectl(*patch))["metadata"]["generation"]
 
         def follow_to_phase(*phases: str) -> JsonObject:
-            return self._follow.until(
+            return self._follow.follow_until(
                 lambda service: rollout_phase(service, generation) in (*phases, *OVER),
                 timeout_s=CANARY_TIMEOUT_S,
                 what=f"a rollout in phase {', '.join((*phases, *OVER))}",

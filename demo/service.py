@@ -35,7 +35,7 @@ class Follower:
         """End `until` in another thread, so that an interrupted demo does not wait on."""
         self._stopping.set()
 
-    def until(self, done: Callable[[JsonObject], bool], *, timeout_s: float, what: str) -> JsonObject:
+    def follow_until(self, done: Callable[[JsonObject], bool], *, timeout_s: float, what: str) -> JsonObject:
         """Follow the service until `done(service)`. Raises TimeoutError, with the conditions, if it takes too long."""
         deadline = time.monotonic() + timeout_s
         while True:

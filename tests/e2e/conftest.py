@@ -50,7 +50,7 @@ class Service:
 
     def until_updated(self) -> JsonObject:
         """The service once ready pods run its newest generation and its profiles are measured."""
-        return self.follower.until(
+        return self.follower.follow_until(
             lambda service: is_true(service, "Ready", "Updated") and is_measured(service),
             timeout_s=PATIENCE_S, what="a profiled service with a ready pod",
         )  # fmt: skip

@@ -51,7 +51,7 @@ def test_no_pod_compiles_what_its_image_brings_along(service: Service) -> None:
 def test_status_has_figures_of_the_requests_that_were_answered(service: Service) -> None:
     """Goodput, acceptance per drafter and attainment per class come from the requests that were answered."""
     with service.load(concurrency=2) as load:
-        seen = service.follower.until(_has_figures, timeout_s=PATIENCE_S, what="figures in the status")
+        seen = service.follower.follow_until(_has_figures, timeout_s=PATIENCE_S, what="figures in the status")
     assert load.errors == []
     status = seen["status"]
     assert float(status["goodput"]["tokensPerSecond"]) > 0
@@ -68,7 +68,7 @@ def test_mode_off_takes_effect_without_a_restart(service: Service) -> None:
     service.patch('{"spec": {"speculation": {"mode": "Off"}}}')
     service.until_updated()
     with service.load(concurrency=1) as load:
-        service.follower.until(
+        service.follower.follow_until(
             lambda seen: condition(seen, "SpeculationActive").get("reason") == "Off",
             timeout_s=PATIENCE_S, what="SpeculationActive=False/Off",
         )  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_second_draft_rolls_out_without_a_failed_request(service: Service) -> 
     with service.load(concurrency=1, thinking_s=2.0) as load:
         service.cluster.kubectl("patch", "specsvc", NAME, "--type=json", "--patch-file", str(SECOND_DRAFT))
         service.until_updated()
-        seen = service.follower.until(
+        seen = service.follower.follow_until(
             lambda it: shows_acceptance(it, "first-layers") and shows_acceptance(it, "eagle"),
             timeout_s=PATIENCE_S, what="the acceptance of both drafts",
         )  # fmt: skip

@@ -63,7 +63,7 @@ def group(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Gener
         manifest = yaml.safe_dump(_manifest(installed.machine_address))
         installed.kubectl("apply", "-f", "-", stdin=manifest)
         service = Service(installed, NAME)
-        service.follower.until(
+        service.follower.follow_until(
             lambda document: is_true(document, "Ready", "Updated"), timeout_s=PATIENCE_S, what="a group that answers"
         )
         yield service
