@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[1]
 LONGEST_SUBJECT = 72  # git and GitHub cut longer ones
 PRODUCT = ("crds/", "operator/", "runtime/")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "main.py")
-VERB_FIRST = ("bench/", "demo/", "setup/", "training/", "runtime/outrider_runtime/server/")
+RUNTIME = "runtime/outrider_runtime/"
+VERB_FIRST = (
+    "bench/", "demo/", "setup/", "training/", f"{RUNTIME}profiler/", f"{RUNTIME}server/", f"{RUNTIME}simulate/",
+    f"{RUNTIME}torch_engine/",
+)  # fmt: skip
 """Folders whose functions are held to a verb and an object; elsewhere many are bare participles."""
 MAIN_BRANCHES = ("origin/main", "main")
 

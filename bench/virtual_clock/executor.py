@@ -116,7 +116,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def _run_step(self, output: SchedulerOutput) -> Output:
         names = list(output.num_scheduled_tokens)
-        states = self.device.requests.of(np.array([int(name) for name in names], np.int64))
+        states = self.device.requests.select(np.array([int(name) for name in names], np.int64))
         tokens = np.array(list(output.num_scheduled_tokens.values()), np.int64)
         places = np.array([len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names], np.int64)
         order = attached_order(output)
@@ -127,7 +127,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         )
         proposals = self.device.proposals
         verified = np.minimum(kept, proposals.length[states.rows])
-        ran = self.device.run(states, tokens, kept, proposals.accepted(states.rows, kept), plan, fed)
+        ran = self.device.run(states, tokens, kept, proposals.accepted_lengths(states.rows, kept), plan, fed)
         if self._on_device and plan.draft_tokens:
             log_odds = proposals.log_odds(states.rows, plan.draft_tokens)
             self._on_device.step(states.rows, ran.accepted, kept, log_odds)

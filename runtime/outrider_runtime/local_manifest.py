@@ -56,7 +56,7 @@ def local_service(service: SpeculativeService, roots: Sequence[Path] = ()) -> Lo
         image="",
         max_draft_tokens=spec.speculation.max_draft_tokens,
     )
-    target = _localised(spec.target, "target", roots)
+    target = _localise(spec.target, "target", roots)
     if target.source.host_path is not None and not _is_there(Path(target.source.host_path.path)):
         raise LocalManifestError(_missing(spec.target, roots))
     pool = [_localised_drafter(drafter, roots) for drafter in boot.draft_pool]
@@ -93,12 +93,12 @@ def _localised_drafter(drafter: DrafterSpec, roots: Sequence[Path]) -> DrafterSp
     """Return the drafter with its local folder. A missing folder is kept: the engine drops that drafter, with a log."""
     if drafter.neural is None:
         return drafter
-    model = _localised(drafter.neural.model, f"drafter {drafter.name!r}", roots)
+    model = _localise(drafter.neural.model, f"drafter {drafter.name!r}", roots)
     block = next(name for name, value in drafter if value is drafter.neural)
     return drafter.model_copy(update={block: drafter.neural.model_copy(update={"model": model})})
 
 
-def _localised(model: ModelRef, user: str, roots: Sequence[Path]) -> ModelRef:
+def _localise(model: ModelRef, user: str, roots: Sequence[Path]) -> ModelRef:
     if model.source.pvc is not None:
         raise LocalManifestError(
             f"the {user} comes from the claim {model.source.pvc.claim_name!r}, and there are no claims without "

@@ -42,7 +42,7 @@ A = TypeVar("A")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit with 0 once the target is on the claim, PREFETCH_REFUSED if no later attempt can get it, else with 1."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)  # not that of the HTTP client, which tells of each request
     options = parser().parse_args(arguments)
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     PageServer(listen("", options.admin_port, "--admin-port"), board.answer).start()
     models = [*(_model(text, is_target=True) for text in options.target), *map(_model, options.draft)]
     try:
-        downloads = [download for model in models if (download := _tried(plan, model, model, board)) is not None]
+        downloads = [
+            download for model in models if (download := _try_repeatedly(plan, model, model, board)) is not None
+        ]
         board.plan(downloads)
         on_claim = [download.model for download in downloads if _is_fetched(download, board)]
         board.end(summary(models, on_claim))
@@ -113,10 +115,10 @@ def summary(models: Iterable[HubModel], on_claim: Iterable[HubModel]) -> str:
 def _is_fetched(download: Download, board: ProgressBoard) -> bool:
     """Download, and return False for a draft that cannot be had."""
     board.begin(download)
-    return _tried(fetch, download, download.model, board) is not None
+    return _try_repeatedly(fetch, download, download.model, board) is not None
 
 
-def _tried(work: Callable[[A], T], argument: A, model: HubModel, board: ProgressBoard) -> T | None:
+def _try_repeatedly(work: Callable[[A], T], argument: A, model: HubModel, board: ProgressBoard) -> T | None:
     """Repeat `work` after growing pauses, and return its result; None for a draft that cannot be had.
 
     Raises DownloadError for a target."""
@@ -128,7 +130,7 @@ def _tried(work: Callable[[A], T], argument: A, model: HubModel, board: Progress
         except DownloadError as error:
             pause_s = None if error.is_final else next(pauses, None)
             if pause_s is None:
-                _without(model, error)
+                _leave_out(model, error)
                 return None
             board.trouble = f"{error}; it is tried again"
             logger.warning("model %r: %s; it is tried again in %.0f s", model.name, error, pause_s)
@@ -138,7 +140,7 @@ def _tried(work: Callable[[A], T], argument: A, model: HubModel, board: Progress
             return result
 
 
-def _without(model: HubModel, error: DownloadError) -> None:
+def _leave_out(model: HubModel, error: DownloadError) -> None:
     """Raises DownloadError for a target."""
     if model.is_target:
         why = f"model {model.name!r} cannot be had from the hub: {error}"
@@ -175,5 +177,5 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(_number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(TERMINATED)

@@ -85,17 +85,17 @@ def fit(
 
 
 def _smallest_form(samples: Sequence[Sample], forms: Sequence[Form], first_pass: bool) -> Form:
-    best, error = forms[0], _cross_validated(samples, forms[0], first_pass)
+    best, error = forms[0], _cross_validate(samples, forms[0], first_pass)
     for form in forms[1:]:
         if error <= GOOD_ERROR:
             break
-        larger = _cross_validated(samples, form, first_pass)
+        larger = _cross_validate(samples, form, first_pass)
         if larger < LARGER_FORM_GAIN * error:
             best, error = form, larger
     return best
 
 
-def _cross_validated(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
+def _cross_validate(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
     """Median relative error over all samples, each predicted by a fit to the other folds."""
     if len(samples) < 2 * FOLDS:
         return _median_error(_fit_form(samples, form, first_pass), samples)

@@ -128,7 +128,7 @@ class Driver:
         speed = (speed_before + self._current_speed()) / 2
         if prompt is not None:
             self._engine.drop([prompt])
-        return [self._sample(step).at(speed) for step in self._steps]
+        return [self._sample(step).scale_to_full_speed(speed) for step in self._steps]
 
     def _sample(self, step: FinishedStep) -> MeasuredStep:
         outcome = step.outcome

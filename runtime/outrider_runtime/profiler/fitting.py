@@ -64,7 +64,7 @@ def fit_cost(
 
     form: terms of the latency model; None: chosen by cross-validation.
     """
-    return _fit_samples({m: _sample(m, passes) for m in measurements}, held_out, passes, form).of(measurements)
+    return _fit_samples({m: _sample(m, passes) for m in measurements}, held_out, passes, form).select_mode(measurements)
 
 
 def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoint]) -> dict[ExecutionMode, FittedCost]:
@@ -79,7 +79,7 @@ def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoin
         for mode, of_mode in by_mode.items()
         if len(of_mode) >= MIN_MEASUREMENTS
     }
-    fitted = {mode: fit.of(by_mode[mode]) for mode, fit in apart.items()}
+    fitted = {mode: fit.select_mode(by_mode[mode]) for mode, fit in apart.items()}
     if not apart.keys() >= set(SHARING_MODES):
         return fitted
     both = [m for mode in SHARING_MODES for m in by_mode[mode]]
@@ -89,7 +89,7 @@ def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoin
     apart_error = fmean(error for mode in SHARING_MODES for error in apart[mode].seen_errors())
     if fmean(together.seen_errors()) >= apart_error:
         return fitted
-    return fitted | {mode: together.of(by_mode[mode]) for mode in SHARING_MODES}
+    return fitted | {mode: together.select_mode(by_mode[mode]) for mode in SHARING_MODES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _Fits:
         """Return the relative errors of `seen` by cross-validation."""
         return _cross_errors(self.seen, self.final.form, first_pass=False)
 
-    def of(self, measurements: Sequence[Measurement]) -> FittedCost:
+    def select_mode(self, measurements: Sequence[Measurement]) -> FittedCost:
         """Return the cost for the measurements of one execution mode."""
         more_s = self.final.apart_s if any(self.samples[m].apart for m in measurements) else 0.0
         cost = dataclasses.replace(self.final.cost, constant_s=self.final.cost.constant_s + more_s)

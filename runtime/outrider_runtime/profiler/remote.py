@@ -61,7 +61,7 @@ class RemoteEngine:
         try:
             self._connection.send(order)
         except OSError:
-            raise self._died() from None
+            raise self._explain_death() from None
         message = self._receive(SILENCE_LIMIT_S)
         if not isinstance(message, Visit):
             raise ProfilingError(failures.ENGINE_FAILED, f"the engine process sent {message!r} instead of a Visit")
@@ -87,12 +87,12 @@ class RemoteEngine:
                 raise ProfilingError(failures.ENGINE_FAILED, text)
             message = self._connection.recv()
         except (EOFError, OSError):
-            raise self._died() from None
+            raise self._explain_death() from None
         if isinstance(message, EngineFailure):
             raise ProfilingError(message.reason, message.message)
         return message
 
-    def _died(self) -> ProfilingError:
+    def _explain_death(self) -> ProfilingError:
         try:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:

@@ -95,7 +95,7 @@ class EnginePart:
         """Names of the target and the drafters, as failures have them: the target's is empty."""
         return [""] * self.target + [drafter.name for drafter in self.drafters]
 
-    def of(self, names: Container[str]) -> EnginePart:
+    def select(self, names: Container[str]) -> EnginePart:
         """Return the part whose names are in `names`."""
         return EnginePart(
             self.target and "" in names, tuple(drafter for drafter in self.drafters if drafter.name in names)
@@ -107,7 +107,7 @@ def has_weights(drafter: DrafterSpec) -> bool:
     return drafter.neural is not None or drafter.mtp is not None
 
 
-def apart(part: EnginePart) -> list[EnginePart]:
+def separate(part: EnginePart) -> list[EnginePart]:
     """Give every drafter with weights an engine of its own. The target and the other drafters go with the first."""
     lookups = tuple(drafter for drafter in part.drafters if not has_weights(drafter))
     neural = [drafter for drafter in part.drafters if has_weights(drafter)]
@@ -162,7 +162,7 @@ class Profiler:
     def _measure_part(self, part: EnginePart) -> None:
         launch = self._plan(part)
         self._fail_drafters(part, launch.pool.dropped)
-        part = part.of({"", *(drafter.name for drafter in launch.pool.hosted)})
+        part = part.select({"", *(drafter.name for drafter in launch.pool.hosted)})
         if part.names:
             self._run_engine(part, launch)
 
@@ -184,7 +184,7 @@ class Profiler:
         """Measure `rest` after an engine failed. suspect: the drafter that caused it, and a sentence; None: unknown."""
         neural = [drafter for drafter in rest.drafters if has_weights(drafter)]
         if suspect is None and len(neural) > 1:  # each of them may be the cause
-            self._measure_parts(apart(rest))
+            self._measure_parts(separate(rest))
         elif suspect is None:
             for name in rest.names:
                 self._fail(error.reason, error.message, name)
@@ -192,7 +192,7 @@ class Profiler:
             name, cause = suspect
             reason = failures.DRAFTER_FAILED if error.reason == failures.ENGINE_FAILED else error.reason
             self._fail(reason, cause, name)
-            rest = rest.of({*rest.names} - {name})
+            rest = rest.select({*rest.names} - {name})
             if rest.names:
                 self._measure_part(rest)
 
@@ -201,7 +201,7 @@ class Profiler:
 
         It is the one that the engine names, the one that was running, or the only one with weights.
         """
-        named = launch.blamed(error)
+        named = launch.name_culprits(error)
         neural = [drafter.name for drafter in part.drafters if has_weights(drafter)]
         likely = [name for name in neural if name in named or name == self._current_drafter]
         suspects = likely or neural
@@ -211,7 +211,7 @@ class Profiler:
         """Return what of `part` is not measured yet."""
         measured = {profile.name for profile in self._profile.drafters}
         measured |= {""} if self._profile.target is not None else set()
-        return part.of({*part.names} - measured)
+        return part.select({*part.names} - measured)
 
     def _plan(self, part: EnginePart) -> ProfilerLaunch:
         """Plan an engine with the drafters of `part` and, as when it serves, all of the service's without weights."""
@@ -239,7 +239,7 @@ class Profiler:
             self._say(f"the engine is up after {self._clock() - began:.0f} s on {ready.device}")
             not_loaded = launch.left_out()
             self._fail_drafters(part, not_loaded)
-            part = part.of({*part.names} - not_loaded.keys())
+            part = part.select({*part.names} - not_loaded.keys())
             budget = session.Budget(self._budget_left_s / self._parts_left, self._clock(), self._clock)
             series = self._series(part, launch, ready, budget.total_s)
             try:

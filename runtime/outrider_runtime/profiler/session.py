@@ -145,7 +145,7 @@ def target_series(limits: EngineLimits, pace: StepPace, drafter: str | None, bud
     grid = select_affordable(target_grid(limits), pace, budget_s)
     uniform = most_informative([p for p in grid if not p.is_varlen], pace)[: TARGET_SHAPES[0]]
     varlen = most_informative([p for p in grid if p.is_varlen], pace)[: TARGET_SHAPES[1]]
-    return ShapeSeries(drafter, _alternating(uniform, varlen), held_out(uniform) | held_out(varlen))
+    return ShapeSeries(drafter, _alternate(uniform, varlen), held_out(uniform) | held_out(varlen))
 
 
 def drafter_series(limits: EngineLimits, pace: StepPace, drafter: Drafter, budget_s: float) -> ShapeSeries:
@@ -155,7 +155,7 @@ def drafter_series(limits: EngineLimits, pace: StepPace, drafter: Drafter, budge
     grid = select_affordable(drafter_grid(limits, reads=reads, widest=drafter.widest), doubled, budget_s)
     order = most_informative(grid, doubled, passes=drafter.passes)[: DRAFTER_SHAPES[0 if drafter.passes else 1]]
     fed = select_affordable(feeding_grid(limits), pace, budget_s) if drafter.is_block else []
-    both = _alternating(order, most_informative(fed, pace)[:FEEDING_SHAPES])
+    both = _alternate(order, most_informative(fed, pace)[:FEEDING_SHAPES])
     return ShapeSeries(
         drafter.name, both, frozenset(order[5::3]), title=f"drafter {drafter.name}", feeds=drafter.is_block
     )
@@ -172,7 +172,7 @@ def run(series: Sequence[ShapeSeries], measure: Measure, budget: Budget, progres
     _add_crossover(series)
     for number in count(2):
         for role in series:
-            visit.all(role, role.order, number)
+            visit.visit_all(role, role.order, number)
         worst_spread = max((role.spread for role in series), default=0.0)
         is_spent = all(budget.is_spent_on(role) for role in series)
         if is_spent or worst_spread <= (GOOD_SPREAD if number < USUAL_ROUNDS else FAIR_SPREAD):
@@ -185,7 +185,7 @@ class _Visitor:
     budget: Budget
     progress: Progress
 
-    def all(self, series: ShapeSeries, points: Sequence[GridPoint], number: int, before: int = 0) -> None:
+    def visit_all(self, series: ShapeSeries, points: Sequence[GridPoint], number: int, before: int = 0) -> None:
         """Visit `points` in an order that saves prefills, until the budget is spent.
 
         number: of the round. before: shapes of the series that were visited in this round already.
@@ -209,7 +209,7 @@ def _first_round(series: Sequence[ShapeSeries], visit: _Visitor) -> None:
     for start in range(0, max((len(role.order) for role in series), default=0), MIN_SHAPES):
         for role in series:
             if start == 0 or visit.budget.elapsed_s < FIRST_ROUND_SHARE * visit.budget.total_s:
-                visit.all(role, role.order[start : start + MIN_SHAPES], 1, before=start)
+                visit.visit_all(role, role.order[start : start + MIN_SHAPES], 1, before=start)
     for role in series:
         role.keep_visited()
 
@@ -249,7 +249,7 @@ def _shape(context: int, batch: int, tokens: int) -> Shape:
     return Shape(batch * context, batch * tokens, batch, batch * tokens * context / 1000)
 
 
-def _alternating(first: Sequence[GridPoint], second: Sequence[GridPoint]) -> list[GridPoint]:
+def _alternate(first: Sequence[GridPoint], second: Sequence[GridPoint]) -> list[GridPoint]:
     """Merge both orders in proportion, so that every prefix has shapes of each."""
     ranked = [(index / max(1, len(order)), point) for order in (first, second) for index, point in enumerate(order)]
     return [point for _, point in sorted(ranked, key=lambda pair: pair[0])]

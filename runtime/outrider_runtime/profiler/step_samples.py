@@ -29,7 +29,7 @@ class MeasuredStep:
     draft_s: dict[str, float] = field(default_factory=dict)
     """Seconds of each drafter, by name."""
 
-    def at(self, speed: float) -> MeasuredStep:
+    def scale_to_full_speed(self, speed: float) -> MeasuredStep:
         """Return the step with the times that it would have had at full speed. speed: speed it had / full speed."""
         drafts = {name: speed * seconds for name, seconds in self.draft_s.items()}
         return dataclasses.replace(self, target_s=speed * self.target_s, draft_s=drafts)

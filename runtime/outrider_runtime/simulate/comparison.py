@@ -51,7 +51,7 @@ class PolicyFigures:
 def policies(deployment: Deployment, seed: int, *, statics: bool) -> Policies:
     """Make Outrider's policy and plain decoding; with `statics` also each drafter at fixed lengths."""
     drafters, most = deployment.drafters, deployment.service.hot.max_draft_tokens
-    by_name: dict[str, Callable[[], Policy]] = {OURS: _ours(deployment, seed), PLAIN: lambda: Fixed(drafters)}
+    by_name: dict[str, Callable[[], Policy]] = {OURS: _controller(deployment, seed), PLAIN: lambda: Fixed(drafters)}
     for number, drafter in enumerate(drafters if statics else ()):
         for k in STATIC_LENGTHS:
             if k <= most:
@@ -63,7 +63,7 @@ def _static(deployment: Deployment, drafter: int, k: int) -> Callable[[], Policy
     return lambda: Fixed(deployment.drafters, drafter, k)
 
 
-def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
+def _controller(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     """Make the controller as a pod does: with a noisy profile of this hardware, or without one."""
     hot, world = deployment.service.hot, deployment.world
     longest, rng = deployment.service.longest_request or LONGEST_REQUEST, np.random.default_rng([seed, 0])
@@ -80,7 +80,7 @@ def compare_policies(
     deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies
 ) -> Iterator[PolicyFigures]:
     """Run all policies on one load; yields their figures in order."""
-    engines = {name: _ran(_setting(deployment, name), load, build()) for name, build in policies.items()}
+    engines = {name: _run(_setting(deployment, name), load, build()) for name, build in policies.items()}
     plain_s = _latency_s(engines[PLAIN])
     for name, engine in engines.items():
         yield _figures(deployment, name, rate_per_s, engine, plain_s)
@@ -96,7 +96,7 @@ def _setting(deployment: Deployment, policy: str) -> Setting:
     )  # fmt: skip
 
 
-def _ran(setting: Setting, load: Workload, policy: Policy) -> ReplayEngine:
+def _run(setting: Setting, load: Workload, policy: Policy) -> ReplayEngine:
     engine = ReplayEngine(setting, load, policy)
     engine.run()
     return engine

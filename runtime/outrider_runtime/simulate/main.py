@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"step times from a result of outrider-profile, or of {', '.join(world_names())}",
     )
     parser.add_argument(
-        "--acceptance", type=_acceptance_of, action="append", default=[], metavar="[DRAFTER=]A",
+        "--acceptance", type=_parse_acceptance, action="append", default=[], metavar="[DRAFTER=]A",
         help=f"acceptance rate of first proposals, or `recorded`; may be repeated (default {DEFAULT_ACCEPTANCE:g})",
     )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="also each drafter at k = 1, 3, 5")
@@ -210,7 +210,7 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return whole
 
 
-def _acceptance_of(text: str) -> tuple[str, float | None]:
+def _parse_acceptance(text: str) -> tuple[str, float | None]:
     name, _, share = text.rpartition("=")
     if share == "recorded":
         return name, None

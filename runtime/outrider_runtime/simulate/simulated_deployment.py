@@ -15,7 +15,7 @@ from outrider_runtime.simulate.service_manifest import DRAFT, LOOKUP, Member, Se
 from outrider_runtime.simulate.worlds import profiled
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.compose import RECIPES, Recipe, compose
-from outrider_runtime.simulate.worlds.named_models import shape_of
+from outrider_runtime.simulate.worlds.named_models import find_shape
 from outrider_runtime.simulate.worlds.shapes import ModelShape
 from outrider_runtime.simulate.worlds.world import BlockPass, DrafterTimes, Passes, World
 
@@ -43,7 +43,7 @@ def find_world(service: Service, system: str) -> World:
 
     Raises SimulationError if they cannot be composed.
     """
-    recipe = Recipe(service.name, system, service.gpus, shape_of(service.target), service.target, _drafts(service))
+    recipe = Recipe(service.name, system, service.gpus, find_shape(service.target), service.target, _drafts(service))
     shipped = next((candidate for candidate in RECIPES if candidate.covers(recipe)), None)
     return worlds.load(shipped.name) if shipped else worlds.parse_world(compose(recipe))
 
@@ -87,7 +87,7 @@ def deploy(service: Service, world: World, acceptance: Mapping[str, float | None
 def _drafts(service: Service) -> dict[str, ModelShape]:
     """Return the shapes of the pool's draft models, by their names in a composed world."""
     models = [member for member in service.pool if member.recorded_as == DRAFT]
-    return {_draft_name(number): shape_of(member.model) for number, member in enumerate(models)}
+    return {_draft_name(number): find_shape(member.model) for number, member in enumerate(models)}
 
 
 def _times(member: Member, world: World, parts: Mapping[str, str], most: int) -> DrafterTimes:

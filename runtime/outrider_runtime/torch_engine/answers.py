@@ -43,7 +43,7 @@ class Piece:
         self.stop_reason = output.stop_reason
 
 
-def piece_of(output: Output) -> Piece:
+def make_piece(output: Output) -> Piece:
     piece = Piece()
     piece.add(output)
     return piece

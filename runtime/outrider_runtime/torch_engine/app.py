@@ -19,7 +19,7 @@ from outrider_runtime.server.gate import DOCUMENT
 from outrider_runtime.server.request_ids import REQUEST_ID_HEADER
 from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.torch_engine import engine_request
-from outrider_runtime.torch_engine.answers import ChatAnswers, CompletionAnswers, Piece, piece_of, usage
+from outrider_runtime.torch_engine.answers import ChatAnswers, CompletionAnswers, Piece, make_piece, usage
 from outrider_runtime.torch_engine.inference_engine import Output
 from outrider_runtime.torch_engine.length import Longest
 from outrider_runtime.torch_engine.openai_requests import ChatRequest, CompletionRequest, GenerationRequest, parse
@@ -65,11 +65,11 @@ class ApiService:
         """Parse a chat request; return its fields and the tokens of its prompt. Like `completion`, it may be slow."""
         self.longest.check(document)
         body = parse(ChatRequest, document)
-        text = self._rendered(body)
+        text = self._render(body)
         self.longest.check_text(text, "messages")
         return body, [self.text.encode(text, special=body.add_special_tokens)]
 
-    def _rendered(self, body: ChatRequest) -> str:
+    def _render(self, body: ChatRequest) -> str:
         variables = body.chat_template_kwargs or {}
         if refused := NOT_FOR_TEMPLATES & variables.keys():
             sentence = f"chat_template_kwargs: {min(refused)} is not a template variable; remove it"
@@ -109,17 +109,17 @@ def make_app(service: ApiService) -> FastAPI:
     app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(RequestError)
-    async def refused(_request: Request, error: RequestError) -> Response:
+    async def answer_refusal(_request: Request, error: RequestError) -> Response:
         return _refusal(error)
 
     @app.exception_handler(HTTPException)
-    async def unknown(_request: Request, error: HTTPException) -> Response:
+    async def answer_http_error(_request: Request, error: HTTPException) -> Response:
         refusal = _refusal(RequestError(error.detail, status=HTTPStatus(error.status_code)))
         refusal.headers.update(error.headers or {})
         return refusal
 
     @app.exception_handler(EngineDeadError)
-    async def dead(_request: Request, _error: EngineDeadError) -> Response:
+    async def answer_dead_engine(_request: Request, _error: EngineDeadError) -> Response:
         return _refusal(DEAD)
 
     @app.post("/v1/completions")
@@ -180,7 +180,7 @@ async def _collect(outputs: Outputs, pieces: Sequence[Piece]) -> None:
 
 async def _unless_gone(http: Request, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`; return whether it ended before the client left. An exception of `work` is raised here."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(http))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_wait_for_disconnect(http))
     try:
         done, _ = await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working in done:
@@ -192,7 +192,7 @@ async def _unless_gone(http: Request, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _gone(http: Request) -> None:
+async def _wait_for_disconnect(http: Request) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
 
@@ -209,7 +209,7 @@ async def _stream(
         async with contextlib.aclosing(outputs):
             async for index, output in outputs:
                 answer += len(output.tokens)
-                piece = piece_of(output)
+                piece = make_piece(output)
                 if piece.text or piece.finish or piece.logprobs:
                     yield _event(documents.part(index, piece))
     except EngineDeadError:

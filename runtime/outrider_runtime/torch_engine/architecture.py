@@ -65,10 +65,10 @@ class Architecture:
 
 def read_architecture(folder: Path) -> Architecture:
     """Read and check the model's configuration. Raises UnsupportedModelError."""
-    return architecture_of(config_of(folder), config_file(folder))
+    return parse_architecture(read_unchecked_config(folder), config_file(folder))
 
 
-def config_of(folder: Path) -> Config:
+def read_unchecked_config(folder: Path) -> Config:
     """Read the model's configuration, unchecked. Raises UnsupportedModelError when it cannot be read."""
     try:
         return read_config(folder)
@@ -76,9 +76,9 @@ def config_of(folder: Path) -> Config:
         raise UnsupportedModelError(str(error)) from None
 
 
-def architecture_of(config: Config, file: Path) -> Architecture:
+def parse_architecture(config: Config, file: Path) -> Architecture:
     """Check `config` and read the architecture from it. Raises UnsupportedModelError, which names `file`."""
-    reason = _mistyped(config) or _obstacle(config) or _misfit(config)
+    reason = _find_mistyped(config) or _obstacle(config) or _misfit(config)
     if reason:
         raise UnsupportedModelError(f"{file}: {reason}")
     return _architecture(config)
@@ -126,7 +126,7 @@ def _misfit(config: Config) -> str:
     return ""
 
 
-def _mistyped(config: Config) -> str:
+def _find_mistyped(config: Config) -> str:
     """Name a field of the wrong JSON type; empty when there is none."""
     for kind, fields in TYPES.items():
         for field in fields:

@@ -46,7 +46,7 @@ class AcceptedPath(NamedTuple):
     tokens: Sequence[int]
     """The token that the target drew after each place; the last one is the bonus token."""
 
-    def until(self, tokens: int) -> AcceptedPath:
+    def cut(self, tokens: int) -> AcceptedPath:
         """The path's first `tokens` tokens."""
         return AcceptedPath(self.places[:tokens], self.tokens[:tokens])
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from outrider_runtime.torch_engine.architecture import Architecture
 from outrider_runtime.torch_engine.kv import KV
-from outrider_runtime.torch_engine.linear import Linear, linear, stacked
+from outrider_runtime.torch_engine.linear import Linear, linear, stack
 from outrider_runtime.torch_engine.weights import Weights
 
 
@@ -57,8 +57,8 @@ class Attention:
         shape = self.shape
         heads = self.qkv(x).view(len(x), -1, shape.head_width)  # (T, q + 2 h, d)
         queries, keys, values = heads.tensor_split((shape.heads, shape.heads + shape.kv_heads), 1)
-        queries = rotary.turn(self._normed(queries, self.query_norm))
-        keys = rotary.turn(self._normed(keys, self.key_norm))
+        queries = rotary.turn(self._normalise(queries, self.query_norm))
+        keys = rotary.turn(self._normalise(keys, self.key_norm))
         sizes = [span.tokens for span in spans]
         queries_by_span, keys_by_span, values_by_span = (
             part.split_with_sizes(sizes) for part in (queries, keys, values)
@@ -71,7 +71,7 @@ class Attention:
         ]
         return self.out(torch.cat(mixed))
 
-    def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
+    def _normalise(self, x: Tensor, norm: Tensor | None) -> Tensor:
         return x if norm is None else functional.rms_norm(x, norm.shape, norm, self.shape.norm_epsilon)
 
 
@@ -100,15 +100,15 @@ class Layer:
 
     def __call__(self, x: Tensor, rotary: Rotary, spans: Sequence[Span], number: int) -> Tensor:
         """Run the layer: (T, H) -> (T, H). number: its index in the KV cache."""
-        return self.after_attention(x, self.attention(self.normed(x, self.input_norm), rotary, spans, number))
+        return self.after_attention(x, self.attention(self.normalise(x, self.input_norm), rotary, spans, number))
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention's output to the residual `x`, then run the MLP; all (T, H)."""
         x = x + attended
-        gate, up = self.gate_and_up(self.normed(x, self.inner_norm)).chunk(2, -1)
+        gate, up = self.gate_and_up(self.normalise(x, self.inner_norm)).chunk(2, -1)
         return x + self.down(functional.silu(gate) * up)
 
-    def normed(self, x: Tensor, norm: Tensor) -> Tensor:
+    def normalise(self, x: Tensor, norm: Tensor) -> Tensor:
         return functional.rms_norm(x, norm.shape, norm, self.epsilon)
 
 
@@ -127,23 +127,23 @@ def read_layer(weights: Weights, shape: Architecture, name: str, input_width: in
         input_norm=weights.take(f"{name}.input_layernorm.weight", shape.width),
         attention=Attention(
             shape,
-            stacked(
+            stack(
                 [
                     linear(weights, f"{attention}.{part}", size, input_width, has_bias=biased)
                     for part, size in sizes.items()
                 ]
-            ).packed(),
-            linear(weights, f"{attention}.o_proj", shape.width, wide, has_bias=shape.has_output_bias).packed(),
+            ).pack(),
+            linear(weights, f"{attention}.o_proj", shape.width, wide, has_bias=shape.has_output_bias).pack(),
             *norms,
         ),
         inner_norm=weights.take(f"{name}.post_attention_layernorm.weight", shape.width),
-        gate_and_up=stacked(
+        gate_and_up=stack(
             [
                 linear(weights, f"{name}.mlp.{part}_proj", shape.inner_width, shape.width, has_bias=mlp_biased)
                 for part in ("gate", "up")
             ]
-        ).packed(),
-        down=linear(weights, f"{name}.mlp.down_proj", shape.width, shape.inner_width, has_bias=mlp_biased).packed(),
+        ).pack(),
+        down=linear(weights, f"{name}.mlp.down_proj", shape.width, shape.inner_width, has_bias=mlp_biased).pack(),
         epsilon=shape.norm_epsilon,
     )
 
@@ -170,7 +170,7 @@ class Decoder:
         if shape.is_tied:
             weights.drop("lm_head.weight")
         output = self.embedding if shape.is_tied else weights.take("lm_head.weight", shape.vocabulary, shape.width)
-        self.output = Linear(output).packed()
+        self.output = Linear(output).pack()
         self.copied_bytes = output.nbytes if shape.is_tied and self.output.weight is not output else 0
         """Bytes of the output layer when it is a reordered copy of the embedding."""
         weights.expect_none_left()
@@ -184,9 +184,9 @@ class Decoder:
             x = layer(x, rotary, spans, number)
         if len(self.layers) in kept_layers:
             kept[len(self.layers)] = x
-        return Hidden(self.normed(x), kept)
+        return Hidden(self.normalise(x), kept)
 
-    def normed(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Tensor:
         """Apply the final norm to the last layer's output: (T, H) -> (T, H)."""
         return functional.rms_norm(x, self.norm.shape, self.norm, self.shape.norm_epsilon)
 

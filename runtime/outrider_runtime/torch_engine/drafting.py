@@ -14,7 +14,7 @@ from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.torch_engine.engine_request import Request
-from outrider_runtime.torch_engine.tree import Tree, merged
+from outrider_runtime.torch_engine.tree import Tree, merge
 
 
 class RequestStep(NamedTuple):
@@ -113,7 +113,7 @@ def draft(
             report.failures[number] = f"{type(error).__name__}: {error}"[:300]
     for row, request_step in enumerate(step.request_steps):
         numbers = order.plan.drafter_order[:, request_step.place].tolist()
-        request_step.request.proposals = merged([trees[number][row] for number in numbers if number in trees])
+        request_step.request.proposals = merge([trees[number][row] for number in numbers if number in trees])
     return report
 
 

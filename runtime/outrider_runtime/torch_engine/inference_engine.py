@@ -35,7 +35,7 @@ from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel
 from outrider_runtime.torch_engine.planner import Planner
 from outrider_runtime.torch_engine.target_pass import Drawn, draw_tokens, target_segment
-from outrider_runtime.torch_engine.token_sampling import TokenLogprobs, logprobs_of
+from outrider_runtime.torch_engine.token_sampling import TokenLogprobs, report_logprobs
 from outrider_runtime.torch_engine.tree import Tree
 
 
@@ -110,14 +110,14 @@ class InferenceEngine:
 
     def add(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None = None) -> None:
         """Queue a request. arrived_at: Unix seconds. extra_args: may name the request's SLO class or its own SLO."""
-        self._planner.arrived(request, arrived_at, extra_args)
+        self._planner.register(request, arrived_at, extra_args)
         self._requests[request.name] = request
         self.scheduler.add(request)
 
     def abort(self, name: str) -> None:
         """Drop a request whose client has left; do nothing when it has already ended."""
         if name in self._requests:
-            self._planner.aborted(name, self._clock())
+            self._planner.note_abort(name, self._clock())
             self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -188,7 +188,7 @@ class InferenceEngine:
         """Commit the accepted path; return it, cut at the end of the answer, and what was committed."""
         path = walk(request.proposals, drawn.tokens)
         committed = commit(request, path.tokens, self.longest)
-        return path.until(len(committed.tokens)), committed
+        return path.cut(len(committed.tokens)), committed
 
     def _keep_kv(self, request: Request, kept: Sequence[int]) -> None:
         """Keep the KV of these tokens of the step. kept: indices among the request's own tokens of the step."""
@@ -228,7 +228,7 @@ def _output(request: Request, committed: Committed, drawn: Drawn, path: Accepted
     top_tokens = request.sampling.logprobs
     if top_tokens is not None:
         logits = dict(zip(drawn.tokens, drawn.logits, strict=True))  # place -> (vocabulary,)
-        logprobs = [logprobs_of(logits[place], token, top_tokens) for place, token in zip(*path, strict=True)]
+        logprobs = [report_logprobs(logits[place], token, top_tokens) for place, token in zip(*path, strict=True)]
     return Output(
         request.name, committed.tokens, committed.text, logprobs, committed.finish, committed.stop_reason
     )  # fmt: skip

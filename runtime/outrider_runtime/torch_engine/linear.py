@@ -29,7 +29,7 @@ class Linear(NamedTuple):
             return product
         return functional.linear(x, self.weight, self.bias)
 
-    def packed(self) -> Linear:
+    def pack(self) -> Linear:
         """Convert to oneDNN's layout on a CPU; converting at each product would double its time at 16 rows."""
         if not _is_packable(self.weight):
             return self
@@ -54,7 +54,7 @@ def linear(weights: Weights, name: str, outputs: int, inputs: int, *, has_bias: 
     return Linear(weights.take(f"{name}.weight", outputs, inputs), bias)
 
 
-def stacked(parts: Sequence[Linear]) -> Linear:
+def stack(parts: Sequence[Linear]) -> Linear:
     """Join layers with the same input into one product. Either all have a bias or none has."""
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)

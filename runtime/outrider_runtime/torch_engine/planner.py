@@ -18,7 +18,7 @@ from outrider_runtime.torch_engine.batch_scheduler import TARGET, BatchScheduler
 from outrider_runtime.torch_engine.drafting import DraftOutcome
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.tree import column, nodes_of
+from outrider_runtime.torch_engine.tree import column, to_nodes
 
 NO_PREFIX_CACHE_BLOCK = 1 << 40
 """Tokens of a KV block, more than any request has: this engine has no blocks, so the loop's block tables stay empty."""
@@ -43,7 +43,7 @@ class Planner:
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
-    def arrived(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None) -> None:
+    def register(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None) -> None:
         """Register a request, and set on it when it is due and its class's TPOT. arrived_at: Unix seconds."""
         limit = len(request.tokens) + self.tokens_left(request)
         self._requests.arrived(request.name, arrived_at, extra_args, prompt=request.prompt_tokens, limit=limit)
@@ -51,7 +51,7 @@ class Planner:
         request.due_at = self._requests.arrived_at(request.name) + self._loop.patience_s(class_of_request)
         request.tpot_s = self._loop.tpot_s(class_of_request)
 
-    def aborted(self, name: str, now_s: float) -> None:
+    def note_abort(self, name: str, now_s: float) -> None:
         """Note that the request's client left."""
         self._requests.aborted(name, now_s, has_stop_strings=False)
 
@@ -170,4 +170,4 @@ def _view(requests: Sequence[Request]) -> View:
 
 
 def _nodes(requests: Sequence[Request]) -> Nodes:
-    return nodes_of([request.proposals for request in requests])
+    return to_nodes([request.proposals for request in requests])

@@ -31,25 +31,25 @@ def gumbel(seeds: Sequence[int], places: Sequence[int], vocabulary: int, device:
 def uniform(seeds: Sequence[int], places: Sequence[int], vocabulary: int, device: torch.device) -> Tensor:
     """Draw uniform noise in (0, 1), (R, V) float64, with the same dependence as `gumbel`."""
     token = torch.arange(1, vocabulary + 1, device=device)  # (V,)
-    seed = torch.tensor([_signed(value) for value in seeds], device=device)[:, None]  # (R, 1)
-    place = torch.tensor([_signed(value * _PLACE_STEP) for value in places], device=device)[:, None]  # (R, 1)
-    bits = _mixed(_mixed(token * _STEP + seed) + place)  # (R, V)
-    return (_shifted(bits, 12).double() + 0.5) * 2.0**-52
+    seed = torch.tensor([_to_signed(value) for value in seeds], device=device)[:, None]  # (R, 1)
+    place = torch.tensor([_to_signed(value * _PLACE_STEP) for value in places], device=device)[:, None]  # (R, 1)
+    bits = _mix(_mix(token * _STEP + seed) + place)  # (R, V)
+    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
 
 
-def _mixed(bits: Tensor) -> Tensor:
+def _mix(bits: Tensor) -> Tensor:
     """Apply splitmix64's finaliser; int64 overflow is intended."""
-    bits = (bits ^ _shifted(bits, 30)) * _MIX_1
-    bits = (bits ^ _shifted(bits, 27)) * _MIX_2
-    return bits ^ _shifted(bits, 31)
+    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
+    return bits ^ _shift_right(bits, 31)
 
 
-def _shifted(bits: Tensor, by: int) -> Tensor:
+def _shift_right(bits: Tensor, by: int) -> Tensor:
     """Shift right, filling with zeros: `>>` alone would repeat the sign bit."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     """Read a number's low 64 bits as int64."""
     low = number & (2**64 - 1)
     return low - 2**64 if low >= 2**63 else low

@@ -17,7 +17,7 @@ from outrider_runtime.torch_engine.batch_scheduler import ScheduledRequest
 from outrider_runtime.torch_engine.decoder import Decoder
 from outrider_runtime.torch_engine.model_runner import Segment
 from outrider_runtime.torch_engine.rejection import Chain, judge
-from outrider_runtime.torch_engine.token_sampling import Row, draw, row_of, weights_of
+from outrider_runtime.torch_engine.token_sampling import Row, compute_weights, describe_draw, draw
 from outrider_runtime.torch_engine.tree import ancestors
 
 
@@ -54,7 +54,7 @@ def draw_tokens(step: Sequence[ScheduledRequest], last: Tensor, decoder: Decoder
         if scheduled.draws:
             token_numbers += range(end - 1 - scheduled.proposals, end)
             proposals = scheduled.request.proposals
-            rows += [row_of(scheduled.request, proposals.path(place)) for place in _places(scheduled)]
+            rows += [describe_draw(scheduled.request, proposals.path(place)) for place in _places(scheduled)]
     if not token_numbers:
         return [None] * len(step)
     return _split_by_request(step, decoder.logits(last[token_numbers]), rows)
@@ -64,7 +64,7 @@ def _split_by_request(step: Sequence[ScheduledRequest], logits: Tensor, rows: Se
     """Draw for all rows, (R, vocabulary), at once; return each request's share."""
     row_counts = [scheduled.proposals + 1 if scheduled.draws else 0 for scheduled in step]
     ends = np.cumsum([0, *row_counts]).tolist()
-    weights = weights_of(logits, rows)
+    weights = compute_weights(logits, rows)
     tokens = judge(_chains(step, ends), weights, rows, draw(weights, rows))
     return [
         Drawn(logits[first:end], dict(zip(_places(scheduled), tokens[first:end], strict=True))) if end > first else None

@@ -88,7 +88,7 @@ class Client:
         self.errored = False
         self._loop = asyncio.get_running_loop()
         self._answers: dict[str, tuple[int, asyncio.Queue[tuple[int, Output] | None]]] = {}
-        self._thread = EngineThread(engine, self._from_thread(self._arrived), self._from_thread(self._died))
+        self._thread = EngineThread(engine, self._from_thread(self._deliver), self._from_thread(self._end_answers))
         self._thread.start()
 
     @property
@@ -134,13 +134,13 @@ class Client:
 
         return soon
 
-    def _arrived(self, outputs: Sequence[Output]) -> None:
+    def _deliver(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
             if output.request in self._answers:
                 index, queued = self._answers[output.request]
                 queued.put_nowait((index, output))
 
-    def _died(self) -> None:
+    def _end_answers(self) -> None:
         self.errored = True
         for _, queued in self._answers.values():
             queued.put_nowait(None)

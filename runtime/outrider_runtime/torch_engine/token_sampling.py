@@ -33,7 +33,7 @@ class Row(NamedTuple):
     """Proposed tokens between the request's last token and this one; penalties count them too."""
 
 
-def row_of(request: Request, ahead: Sequence[int], noise: Noise = Noise.TARGET) -> Row:
+def describe_draw(request: Request, ahead: Sequence[int], noise: Noise = Noise.TARGET) -> Row:
     """Describe the draw of the token that follows the request's tokens and the proposed tokens `ahead`."""
     place = len(request.tokens) + len(ahead)
     if request.sampling.has_raw_logits:
@@ -64,7 +64,7 @@ def likeliest(logits: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
 
     The softmax of these scores estimates the probability that the target draws each token.
     """
-    weights = weights_of(logits, rows)
+    weights = compute_weights(logits, rows)
     scores = _with_noise(weights, rows)  # (R, V)
     best = scores.topk(min(width, scores.shape[-1]))  # (R, w)
     is_drawn = any(row.noise is Noise.DRAFT for row in rows)
@@ -86,27 +86,27 @@ def likeliest_among(logits: Tensor, tokens: Tensor, size: int, rows: Sequence[Ro
     return likeliest(all_logits, rows, width)
 
 
-def weights_of(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def compute_weights(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Apply biases, penalties, temperature and truncation: (R, V), unnormalised log-probabilities of the draws.
 
     The result is float64 if any row is sampled; rows at temperature 0 keep their adjusted logits.
     """
-    logits = _adjusted(logits, rows)
+    logits = _adjust_rows(logits, rows)
     rows_by_setting: dict[tuple[float, int, float, float], list[int]] = {}  # so that each setting is one operation
-    for number in _sampled(rows):
+    for number in _list_sampled(rows):
         sampling = rows[number].sampling
         setting = (sampling.temperature, sampling.top_k, sampling.min_p, sampling.top_p)
         rows_by_setting.setdefault(setting, []).append(number)
     logits = logits.double() if rows_by_setting else logits
     for numbers in rows_by_setting.values():
         sampling = rows[numbers[0]].sampling
-        logits[numbers] = _truncated(logits[numbers] / sampling.temperature, sampling)
+        logits[numbers] = _truncate(logits[numbers] / sampling.temperature, sampling)
     return logits
 
 
 def _with_noise(weights: Tensor, rows: Sequence[Row]) -> Tensor:
     """Add Gumbel noise to sampled rows: (R, V) scores, of which the highest is the token that is drawn."""
-    numbers = _sampled(rows)
+    numbers = _list_sampled(rows)
     if not numbers:
         return weights
     seeds = [rows[number].sampling.seed + rows[number].noise for number in numbers]
@@ -116,12 +116,12 @@ def _with_noise(weights: Tensor, rows: Sequence[Row]) -> Tensor:
     return scores
 
 
-def _sampled(rows: Sequence[Row]) -> list[int]:
+def _list_sampled(rows: Sequence[Row]) -> list[int]:
     """List the rows that are not greedy."""
     return [number for number, row in enumerate(rows) if row.sampling.temperature > 0]
 
 
-def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _adjust_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Apply biases and penalties to a copy of the logits, (R, V)."""
     special = [number for number, row in enumerate(rows) if not row.sampling.has_raw_logits]
     if special:
@@ -187,7 +187,7 @@ def _penalise_repetition(logits: Tensor, tokens: Tensor, penalty: float) -> None
     logits[tokens] = values * torch.where(values > 0, 1 / penalty, penalty)
 
 
-def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:
+def _truncate(scaled: Tensor, sampling: Sampling) -> Tensor:
     """Set tokens that top-k, min-p or top-p excludes to -inf. scaled: (R, V), logits / temperature."""
     if 0 < sampling.top_k < scaled.shape[-1]:
         scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[:, -1:], -torch.inf)
@@ -213,7 +213,7 @@ class TokenLogprobs(NamedTuple):
     """The most probable tokens -> their log-probabilities, in descending order."""
 
 
-def logprobs_of(logits: Tensor, token: int, top_tokens: int) -> TokenLogprobs:
+def report_logprobs(logits: Tensor, token: int, top_tokens: int) -> TokenLogprobs:
     """Report a token's log-probability and the `top_tokens` most probable tokens. logits: (V,), the target's own."""
     logprobs = logits.float().log_softmax(-1)  # (V,)
     logprob = logprobs[token]

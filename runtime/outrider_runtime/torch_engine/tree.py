@@ -84,7 +84,7 @@ def chain(tokens: Iterable[int], drafter: int, confidence: float) -> Tree:
     return tree
 
 
-def merged(trees: Sequence[Tree]) -> Tree:
+def merge(trees: Sequence[Tree]) -> Tree:
     """Merge trees: a path that several propose occurs once (SpecInfer, section 3)."""
     non_empty = [tree for tree in trees if len(tree)]
     return non_empty[0] if len(non_empty) == 1 else _union(non_empty)
@@ -110,7 +110,7 @@ def ancestors(parents: Sequence[int]) -> Bools:
     return is_ancestor
 
 
-def nodes_of(trees: Sequence[Tree]) -> Nodes:
+def to_nodes(trees: Sequence[Tree]) -> Nodes:
     """Concatenate trees into the control loop's columns over nodes, (M,) each, tree after tree."""
     sizes = column([len(tree) for tree in trees])
     first = np.cumsum(sizes) - sizes

@@ -40,7 +40,7 @@ def test_reading_restores_the_threads_cpu_affinity(monkeypatch):
 
 def test_step_on_a_slow_core_is_scaled_to_full_speed():
     sample = MeasuredStep(Shape(0, 4, 4), ExecutionMode.UNIFORM, 0.05, 1, draft_s={"eagle": 0.01})
-    usual = sample.at(0.6)
+    usual = sample.scale_to_full_speed(0.6)
     assert usual.target_s == pytest.approx(0.03)
     assert usual.draft_s["eagle"] == pytest.approx(0.006)
     assert usual.shape == sample.shape

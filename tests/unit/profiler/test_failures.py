@@ -18,7 +18,7 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.run import EnginePart, Profiler, ProfilingTask, apart
+from outrider_runtime.profiler.run import EnginePart, Profiler, ProfilingTask, separate
 
 from tests.engine.engines import eagle, lookup, mtp
 from tests.unit.profiler.machine import Machine, starter
@@ -283,7 +283,7 @@ def test_result_reads_back_unchanged(tmp_path):
 def test_mtp_is_measured_apart_from_a_head() -> None:
     """Bug: MTP has no model of its own, so it went with the lookups, and its failure was attributed to the head."""
     pool = (lookup(), mtp(), eagle())
-    parts = [part.names for part in apart(EnginePart(target=True, drafters=pool))]
+    parts = [part.names for part in separate(EnginePart(target=True, drafters=pool))]
     assert parts == [["", "pld", "mtp"], ["eagle"]]
 
 

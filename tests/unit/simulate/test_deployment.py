@@ -15,7 +15,7 @@ from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.replay.recorded_proposals import mean_acceptance_rates
 from outrider_runtime.simulate.replay.workload import Lengths
 from outrider_runtime.simulate.service_manifest import Member, Service
-from outrider_runtime.simulate.worlds.named_models import shape_of
+from outrider_runtime.simulate.worlds.named_models import find_shape
 from outrider_runtime.simulate.worlds.shapes import LLAMA_8B
 from outrider_runtime.simulate.worlds.world import BlockPass
 
@@ -165,13 +165,13 @@ def test_crossover_is_the_first_rate_without_gain_at_later_ones():
 
 
 def test_model_with_shipped_times_is_known_for_any_publisher():
-    assert shape_of("me/Llama-3.1-8B-Instruct") == LLAMA_8B
+    assert find_shape("me/Llama-3.1-8B-Instruct") == LLAMA_8B
 
 
 @composes
 def test_unknown_model_is_refused_with_its_name():
     with pytest.raises(SimulationError, match="no configuration of nobody/none"):
-        shape_of("nobody/none")
+        find_shape("nobody/none")
 
 
 @composes

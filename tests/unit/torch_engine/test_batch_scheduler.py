@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from outrider_runtime.torch_engine.batch_scheduler import TARGET, BatchScheduler, SchedulerLimits
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.kv_pool import FIRST_TOKENS, Holder, KVPool
-from outrider_runtime.torch_engine.tree import Tree, chain, merged
+from outrider_runtime.torch_engine.tree import Tree, chain, merge
 
 LONGEST = 300
 BYTES = (10, 4, 0, 1)
@@ -202,7 +202,7 @@ def test_proposals_are_cut_before_a_preemption() -> None:
     scheduler.schedule()
     only_request.computed = len(only_request.tokens)
     only_request.tokens.append(1)
-    only_request.proposals = merged([chain([token], 1, 0.0) for token in range(20)])
+    only_request.proposals = merge([chain([token], 1, 0.0) for token in range(20)])
     only_request.chosen = range(20)
     assert pool.grow(Holder(1, only_request.name), 1) is False
     assert [(made.tokens, made.proposals) for made in scheduler.schedule()] == [(5, 4)]

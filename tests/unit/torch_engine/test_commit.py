@@ -10,7 +10,7 @@ from hypothesis import given
 from outrider_runtime.control.plans import ROOT
 from outrider_runtime.torch_engine.commit import AcceptedPath, FinishReason, JudgedTree, commit, verdicts, walk
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
-from outrider_runtime.torch_engine.tree import Tree, chain, merged
+from outrider_runtime.torch_engine.tree import Tree, chain, merge
 
 from tests.unit.torch_engine.engines import Letters
 
@@ -39,7 +39,7 @@ def test_walk_accepts_proposals_that_the_target_draws() -> None:
 
 def test_walk_descends_into_child_of_drawn_token() -> None:
     """A sibling's subtree counts for nothing, even where it holds the same tokens."""
-    tree = merged([chain(path_tokens, 0, 0.0) for path_tokens in ([5, 6], [4, 6, 7], [4, 8])])
+    tree = merge([chain(path_tokens, 0, 0.0) for path_tokens in ([5, 6], [4, 6, 7], [4, 8])])
     assert tree.tokens == [5, 6, 4, 6, 7, 8]
     assert walk(tree, dict(enumerate([4, 1, 2, 6, 7, 9, 3], ROOT))) == AcceptedPath([ROOT, 2, 3, 4], [4, 6, 7, 9])
     assert tokens(tree, 4, 6, 0, 8, 6, 7, 3) == [4, 8, 3]
@@ -48,14 +48,14 @@ def test_walk_descends_into_child_of_drawn_token() -> None:
 
 def test_verdicts_count_nodes_below_accepted_parents() -> None:
     """A node that was not scored counts too: it may match the bonus token. Those after the answer's end do not."""
-    tree = merged([chain(tokens, 0, 0.0) for tokens in ([5, 6], [4, 6, 7], [4, 8])])
+    tree = merge([chain(tokens, 0, 0.0) for tokens in ([5, 6], [4, 6, 7], [4, 8])])
     scored = [0, 2, 3]
     path = walk(tree, {ROOT: 4, 0: 1, 2: 6, 3: 7})
     verified, accepted, tried = (tokens.tolist() for tokens in verdicts([JudgedTree(tree, scored, path)]))
     assert verified == [True, False, True, True, False, False]
     assert accepted == [False, False, True, True, True, False]
     assert tried == [True, False, True, True, True, True]
-    verified, accepted, tried = (tokens.tolist() for tokens in verdicts([JudgedTree(tree, scored, path.until(1))] * 2))
+    verified, accepted, tried = (tokens.tolist() for tokens in verdicts([JudgedTree(tree, scored, path.cut(1))] * 2))
     assert verified == [True, False, True, True, False, False] * 2
     assert accepted == [False, False, True, False, False, False] * 2
     assert tried == [True, False, True, False, False, False] * 2

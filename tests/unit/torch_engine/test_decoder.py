@@ -51,7 +51,7 @@ def test_packed_weights_multiply_like_unpacked_ones(dtype: torch.dtype, most: fl
     """Packing changes no product, of one row or of many, and the matrix can be restored bit by bit."""
     random_ = torch.Generator().manual_seed(5)
     weight, bias = torch.randn(37, 19, generator=random_).to(dtype), torch.randn(37, generator=random_).to(dtype)
-    packed = Linear(weight, bias).packed()
+    packed = Linear(weight, bias).pack()
     for rows in (1, 16, 70):
         x = torch.randn(rows, 19, generator=random_).to(dtype)
         expected = x.double() @ weight.double().T + bias.double()

@@ -22,7 +22,7 @@ from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.rejection import Chain, judge
 from outrider_runtime.torch_engine.seeded_noise import uniform
-from outrider_runtime.torch_engine.token_sampling import Row, draw, likeliest, row_of, weights_of
+from outrider_runtime.torch_engine.token_sampling import Row, compute_weights, describe_draw, draw, likeliest
 from outrider_runtime.torch_engine.tree import NO_NODE, Tree
 
 from tests.unit.torch_engine.engines import Letters
@@ -77,7 +77,7 @@ def p_value(verifier: Verifier, draws: int) -> float:
 
 def joint() -> np.ndarray:
     """The target's joint distribution of three tokens, (5, 5, 5)."""
-    p = weights_of(TARGET, [Row(SAMPLING, 0)] * TOKENS).softmax(-1).numpy()
+    p = compute_weights(TARGET, [Row(SAMPLING, 0)] * TOKENS).softmax(-1).numpy()
     joint: np.ndarray = np.einsum("a,ab,bc->abc", p[FIRST], p, p)
     return joint
 
@@ -97,9 +97,9 @@ def answered(verifier: Verifier, seeds: range) -> list[list[int]]:
             for request, tree in zip(unfinished, trees, strict=True)
             for node in range(ROOT, len(tree))
         ]
-        rows = [row_of(request, tree.path(node)) for request, tree, node in places]
+        rows = [describe_draw(request, tree.path(node)) for request, tree, node in places]
         lasts = [tree.tokens[node] if node != ROOT else request.tokens[-1] for request, tree, node in places]
-        drawn = verifier.drawn(trees, rows, weights_of(TARGET[lasts], rows))
+        drawn = verifier.drawn(trees, rows, compute_weights(TARGET[lasts], rows))
         for request, tree, drawn_tokens in zip(unfinished, trees, drawn, strict=True):
             request.tokens += walk(tree, drawn_tokens).tokens
         unfinished = [request for request in unfinished if request.emitted < OUTPUTS]
@@ -148,7 +148,7 @@ def test_answers_follow_target_distribution(width: int) -> None:
 def drafts_own(tree: Tree, last: int, sampling: Sampling) -> list[torch.Tensor]:
     """List the draft's probabilities after each token of a chain, (5,) each."""
     rows = DRAFT[[last, *tree.tokens][: len(tree)]]
-    return list(weights_of(rows, [Row(sampling, 0)] * len(rows)).softmax(-1))
+    return list(compute_weights(rows, [Row(sampling, 0)] * len(rows)).softmax(-1))
 
 
 class PrunedBeam(Verifier):

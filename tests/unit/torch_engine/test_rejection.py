@@ -17,7 +17,7 @@ from outrider_runtime.torch_engine.engine_request import Sampling
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel
 from outrider_runtime.torch_engine.rejection import Chain
-from outrider_runtime.torch_engine.tree import Tree, chain, merged
+from outrider_runtime.torch_engine.tree import Tree, chain, merge
 from transformers import AutoModelForCausalLM
 
 from tests.engine import engines
@@ -112,9 +112,9 @@ def test_drawn_chain_keeps_distribution_only_when_alone() -> None:
     """Rejection sampling needs the draft's distribution, which is no longer valid once another drafter's nodes join."""
     drawn = chain([5, 6, 7], 1, math.nan)
     drawn.drawn_from = ["q5", "q6", "q7"]
-    assert merged([Tree(), drawn]).drawn_from == ["q5", "q6", "q7"]
+    assert merge([Tree(), drawn]).drawn_from == ["q5", "q6", "q7"]
     assert drawn.within(2).drawn_from == ["q5", "q6"]
-    both = merged([chain([5, 8], 0, 2.0), drawn])
+    both = merge([chain([5, 8], 0, 2.0), drawn])
     assert not both.drawn_from
     assert both.parents == [ROOT, 0, 0, 2]
-    assert not merged([drawn, chain([5], 0, 2.0)]).drawn_from, "not even if both propose the same token"
+    assert not merge([drawn, chain([5], 0, 2.0)]).drawn_from, "not even if both propose the same token"

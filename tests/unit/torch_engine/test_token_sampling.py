@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops, TokenHistory
 from outrider_runtime.torch_engine.seeded_noise import gumbel
-from outrider_runtime.torch_engine.token_sampling import Row, draw, logprobs_of, row_of, weights_of
+from outrider_runtime.torch_engine.token_sampling import Row, compute_weights, describe_draw, draw, report_logprobs
 
 from tests.unit.torch_engine.engines import Letters
 
@@ -22,7 +22,7 @@ WORST = 36.1
 
 
 def drawn(rows: torch.Tensor, sampling: list[Row]) -> list[int]:
-    return draw(weights_of(rows, sampling), sampling)
+    return draw(compute_weights(rows, sampling), sampling)
 
 
 def history(prompt: list[int], answer: list[int]) -> TokenHistory:
@@ -129,7 +129,7 @@ def test_biases_are_applied_before_penalties(
         logit_bias=bias,
     )  # fmt: skip
     row = Row(sampling, 0, history=history(prompt, answer), ahead=ahead)
-    assert weights_of(logits()[None].double(), [row])[0].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert compute_weights(logits()[None].double(), [row])[0].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 class Counted(list[int]):
@@ -152,8 +152,8 @@ def test_penalties_count_a_long_prompt_once() -> None:
     tokens = Counted([5, 6] * 2000)
     request = Request("r", tokens, 4000, Stops(9), Sampling(repetition_penalty=1.5), Letters())
     for _ in range(3):
-        rows = [row_of(request, ahead) for ahead in ([], [7], [7, 8])]
-        weights_of(logits().expand(3, -1), rows)
+        rows = [describe_draw(request, ahead) for ahead in ([], [7], [7, 8])]
+        compute_weights(logits().expand(3, -1), rows)
         tokens.append(9)
     assert tokens.read <= 4000 + 2 * 2
     assert list(request.history.distinct) == [5, 6, 9]
@@ -162,13 +162,13 @@ def test_penalties_count_a_long_prompt_once() -> None:
 
 def test_logprobs_beyond_vocabulary_are_all_tokens() -> None:
     """Bug: `top_logprobs: 20` stopped the engine of a model with fewer than 20 tokens."""
-    assert sorted(logprobs_of(logits(), 3, 20).top) == list(range(12))
+    assert sorted(report_logprobs(logits(), 3, 20).top) == list(range(12))
 
 
 def test_biases_change_their_tokens_only() -> None:
     """The logits passed in stay as they were."""
     before = logits()[None].clone()
-    biased = weights_of(before, [Row(Sampling(temperature=0.0, logit_bias={3: 100.0, 0: -2.5}), 0)])
+    biased = compute_weights(before, [Row(Sampling(temperature=0.0, logit_bias={3: 100.0, 0: -2.5}), 0)])
     expected = logits()
     expected[3] += 100
     expected[0] -= 2.5

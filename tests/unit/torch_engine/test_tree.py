@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 from outrider_runtime.control.plans import ROOT
-from outrider_runtime.torch_engine.tree import NO_NODE, Tree, ancestors, chain, merged, nodes_of
+from outrider_runtime.torch_engine.tree import NO_NODE, Tree, ancestors, chain, merge, to_nodes
 
 EAGLE, DRAFT, LOOKUP = range(3)
 
@@ -29,7 +29,7 @@ def test_merged_node_belongs_to_its_first_drafter() -> None:
     first = head.add(7, ROOT, EAGLE, 2.0)
     head.add(8, ROOT, EAGLE, -1.0)
     head.add(9, first, EAGLE, 1.0)
-    union = merged([head, chain([7, 5, 6], LOOKUP, 3.0), chain([8], DRAFT, 0.5), chain([4], DRAFT, 0.5)])
+    union = merge([head, chain([7, 5, 6], LOOKUP, 3.0), chain([8], DRAFT, 0.5), chain([4], DRAFT, 0.5)])
     assert union.tokens == [7, 8, 9, 5, 6, 4]
     assert union.parents == [ROOT, ROOT, 0, 0, 3, ROOT]
     assert union.drafters == [EAGLE, EAGLE, EAGLE, LOOKUP, LOOKUP, DRAFT]
@@ -42,7 +42,7 @@ def test_merged_node_belongs_to_its_first_drafter() -> None:
 
 @given(several=st.lists(trees(), max_size=4))
 def test_merged_tree_has_every_path_once(several: list[Tree]) -> None:
-    union = merged(several)
+    union = merge(several)
     assert paths(union) == set().union(*map(paths, several))
     assert len(paths(union)) == len(union)
     for node, parent in enumerate(union.parents):
@@ -74,7 +74,7 @@ def test_ancestors_of_a_node_are_its_path(tree: Tree) -> None:
 @given(several=st.lists(trees(), max_size=4))
 def test_columns_hold_every_node_of_all_trees(several: list[Tree]) -> None:
     """Nodes are numbered across all trees."""
-    nodes = nodes_of(several)
+    nodes = to_nodes(several)
     first = 0
     for request, tree in enumerate(several):
         rows = slice(first, first + len(tree))

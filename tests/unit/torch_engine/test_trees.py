@@ -341,7 +341,7 @@ def assert_entries_of_fresh_head(head: EagleDrafter, target: CachedModel, reques
     _, hidden = fresh(target, tokens[:-1], head.weights.layers)
     name, pool = "fresh", KVPool(1 << 24, [1, 1, 1, head.cache.bytes_per_token], LONGEST)
     pool.grow(Holder(head.number, name), len(tokens))
-    states = head.weights.fused(hidden.layer_inputs, torch.arange(len(tokens) - 1))
+    states = head.weights.fuse(hidden.layer_inputs, torch.arange(len(tokens) - 1))
     whole, head._pool = head._pool, pool
     head._pass([Segment(name, tokens[1:], 0)], states)
     head._pool = whole

@@ -71,7 +71,7 @@ class ProfilerLaunch(Protocol):
     def left_out(self) -> Mapping[str, str]:
         """Return why the started engine did not load a drafter, by drafter name."""
 
-    def blamed(self, error: Exception) -> Mapping[str, str]:
+    def name_culprits(self, error: Exception) -> Mapping[str, str]:
         """Return why a drafter made the engine fail with `error`, by drafter name."""
 
 

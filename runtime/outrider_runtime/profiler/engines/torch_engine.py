@@ -52,7 +52,7 @@ class TorchLaunch(Model):
             return {}
         return reasons
 
-    def blamed(self, _error: Exception) -> Mapping[str, str]:
+    def name_culprits(self, _error: Exception) -> Mapping[str, str]:
         """Return the drafters that did not load. The engine starts without them, so none makes it fail."""
         return self.left_out()
 

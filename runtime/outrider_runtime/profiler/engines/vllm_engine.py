@@ -42,7 +42,7 @@ class VLLMLaunch:
     def left_out(self) -> Mapping[str, str]:
         return noted_failures(self.plan)
 
-    def blamed(self, error: Exception) -> Mapping[str, str]:
+    def name_culprits(self, error: Exception) -> Mapping[str, str]:
         smaller = after_failure(self.plan, error)
         return {**(smaller.pool.dropped if smaller is not None else {}), **self.left_out()}
 

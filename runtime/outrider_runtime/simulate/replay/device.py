@@ -72,7 +72,7 @@ class Device:
         made = self._advance(states, tokens, committed, accepted)
         self.proposals.expect(states.rows, plan)
         if plan.passes.any():
-            after = self.requests.of(states.rows)
+            after = self.requests.select(states.rows)
             self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
         return DeviceStep(self.world.target_s(target_pass), draft_s, accepted, made)
 

@@ -175,7 +175,7 @@ class ReplayEngine:
     def _schedule(self) -> bool:
         """Schedule a step. Returns whether there was anything to schedule."""
         scheduled_at = self.now
-        running = self.requests.of(self._scheduler.running)
+        running = self.requests.select(self._scheduler.running)
         proposals = self._proposals_for(running)
         forest = proposals.forest(len(self.setting.drafters))
         verify = self.policy.plan_verify(self._batch(running, None), forest)
@@ -191,8 +191,8 @@ class ReplayEngine:
         nodes = verify.nodes
         if step.paused:
             nodes = nodes[np.isin(running.rows, step.rows)[forest.request]]
-        order = None if verify.device is None else _of_rows(verify.device, running.rows, step.rows)
-        self._run(step, nodes, verify.purpose, scheduled_at, order)
+        order = None if verify.device is None else _reorder(verify.device, running.rows, step.rows)
+        self._run_step(step, nodes, verify.purpose, scheduled_at, order)
         return True
 
     def _proposals_for(self, states: RequestStates) -> PendingProposals:
@@ -226,12 +226,12 @@ class ReplayEngine:
             now_s=self.now,
             token_budget=limits.token_budget,
             free_kv_tokens=scheduler.free_tokens(),
-            next=self._waiting(),
+            next=self._next_waiting(),
             patience_used=self._patience_used(states) if self.setting.patience_s else 0.0,
             waiting=min(len(scheduler.waiting), limits.max_requests - len(scheduler.running)),
         )
 
-    def _waiting(self) -> Waiting | None:
+    def _next_waiting(self) -> Waiting | None:
         if not self._scheduler.waiting:
             return None
         load, row = self.requests.load, self._scheduler.waiting[0]
@@ -252,18 +252,18 @@ class ReplayEngine:
 
     # -- run ------------------------------------------------------------------------------------------------------
 
-    def _run(
+    def _run_step(
         self, step: Scheduled, nodes: Bools, purpose: Purpose, scheduled_at: float, order: DeviceOrder | None
     ) -> None:  # fmt: skip
         """Run a scheduled step.
 
         nodes: (M,), known proposals that the target scores. order: for a device that ranks.
         """
-        states, device = self.requests.of(step.rows), self._device
+        states, device = self.requests.select(step.rows), self._device
         batch = self._batch(states, step.tokens)
         plan = self.policy.plan_draft(batch)
         draft_tokens = np.where(states.decodes, step.tokens - 1, 0)
-        kept = self._kept(states, step.tokens, draft_tokens, order)
+        kept = self._choose_verified(states, step.tokens, draft_tokens, order)
         forest = device.proposals.forest(step.rows)
         knows = self.setting.bundled and not self.setting.asynchronous
         if not knows:
@@ -274,11 +274,11 @@ class ReplayEngine:
         verdicts = self._verdicts(forest, nodes, right) if knows else None
         tokens = step.tokens - draft_tokens + kept
         fed = np.clip(
-            _fed(plan, batch, step.tokens, self.setting.drafters, self._fed_blocks),
+            _fed_tokens(plan, batch, step.tokens, self.setting.drafters, self._fed_blocks),
             0,
             np.maximum(0, batch.missing - (draft_tokens - kept)),
         )
-        ran = device.run(device.requests.of(step.rows), tokens, kept, accepted, plan, fed)
+        ran = device.run(device.requests.select(step.rows), tokens, kept, accepted, plan, fed)
         if self._on_device:
             log_odds = device.proposals.log_odds(step.rows, plan.draft_tokens)
             self._on_device.step(states.slot, ran.accepted, kept, log_odds)
@@ -293,7 +293,9 @@ class ReplayEngine:
         """(D,): see `Controller.fed_blocks`; a policy without it feeds according to its plans."""
         return np.asarray(getattr(self.policy, "fed_blocks", np.zeros(len(self.setting.drafters), bool)))
 
-    def _kept(self, states: RequestStates, tokens: Ints, draft_tokens: Ints, order: DeviceOrder | None) -> Ints:
+    def _choose_verified(
+        self, states: RequestStates, tokens: Ints, draft_tokens: Ints, order: DeviceOrder | None
+    ) -> Ints:
         """(N,): scheduled draft tokens that the target's pass runs."""
         if self._ranking is not None and order is not None and draft_tokens.any():
             return self._ranking.lengths(states.rows, draft_tokens, order)
@@ -308,7 +310,7 @@ class ReplayEngine:
             proposals = self._device.proposals
             confidence = proposals.reported_confidence(rows, models=True)
             lengths, drafters = proposals.length[rows], proposals.drafter[rows]
-            self._ranking.drafted(rows, lengths, drafters, confidence, self._calibrator.current)
+            self._ranking.record(rows, lengths, drafters, confidence, self._calibrator.current)
 
     def _record(
         self,
@@ -455,7 +457,7 @@ def _placeholders(plan: VerifyPlan) -> Ints:
     return plan.device.caps if plan.device.tokens else np.zeros_like(plan.lengths)
 
 
-def _of_rows(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
+def _reorder(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
     """Convert an order for the requests `planned` to one for `rows` (N,); new requests have no drafts."""
     place = {row: number for number, row in enumerate(planned.tolist())}
     at = np.array([place.get(row, NOT_PLANNED) for row in rows.tolist()], np.int64)
@@ -464,7 +466,7 @@ def _of_rows(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
     return replace(order, forced=forced, weights=weights)
 
 
-def _fed(plan: DraftPlan, batch: Batch, tokens: Ints, drafters: tuple[Drafter, ...], fed_blocks: Bools) -> Ints:
+def _fed_tokens(plan: DraftPlan, batch: Batch, tokens: Ints, drafters: tuple[Drafter, ...], fed_blocks: Bools) -> Ints:
     """(D, N): tokens that each drafter processes.
 
     They are the plan's, and all that the drafter misses of requests that it proposes for; of a block drafter the whole

@@ -25,7 +25,7 @@ class RankedProposals:
         """requests: number of requests of the load."""
         self._acceptance = np.zeros((requests, DEPTH))
 
-    def drafted(
+    def record(
         self, rows: Rows, lengths: Ints, drafters: Ints, quanta: NDArray[np.int8], calibration: Calibration
     ) -> None:  # fmt: skip
         """Record a step's proposals. lengths, drafters: (N,). quanta: (N, K), their quantised confidences."""

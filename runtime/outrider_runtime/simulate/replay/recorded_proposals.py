@@ -113,7 +113,7 @@ class RecordedProposals:
             return np.asarray(table.right[table.there])
         return np.asarray(forest.depth <= self._depth[rows[forest.request]])
 
-    def accepted(self, rows: Rows, verified: Ints) -> Ints:
+    def accepted_lengths(self, rows: Rows, verified: Ints) -> Ints:
         """(N,): accepted lengths of chains. verified: (N,), placeholders that the target scores."""
         return np.asarray(np.minimum(np.minimum(self._depth[rows], self.length[rows]), verified))
 
@@ -142,7 +142,7 @@ class RecordedProposals:
                 asks = ((plan.drafter_order[rank] == number) & open_).nonzero()[0]
                 if len(asks):
                     state = (missing[number, asks], read[number, asks], whole[number, asks])
-                    proposed = self._by(number, states, asks, int(plan.passes[number]), state)
+                    proposed = self._propose_by(number, states, asks, int(plan.passes[number]), state)
                     if plan.widths[number] > 1:
                         self._widen(number, states, asks, int(plan.widths[number]), state)
                     open_[asks[proposed]] = False
@@ -157,7 +157,7 @@ class RecordedProposals:
             complete &= (read >= READ_ENOUGH) & ((whole >= FORGOTTEN_AFTER) | (whole >= states.context[asks]))
         self._width[states.rows[asks[complete]]] = width
 
-    def _by(
+    def _propose_by(
         self, number: int, states: RequestStates, asks: Ints, length: int, state: tuple[Ints, Floats, Ints]
     ) -> NDArray[np.bool_]:
         """Propose by one drafter for requests `asks`; returns for which of them it has a proposal."""

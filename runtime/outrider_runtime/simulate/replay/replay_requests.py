@@ -50,7 +50,7 @@ class ReplayRequests:
         self.done_s: Floats = np.full(count, np.nan)
         self.preemptions = 0
 
-    def of(self, rows: Rows) -> RequestStates:
+    def select(self, rows: Rows) -> RequestStates:
         context, produced, slot, prompt, output, slo_class, placeholders = self._columns.take(rows, axis=1)
         known = produced + placeholders
         todo = prompt + known - context

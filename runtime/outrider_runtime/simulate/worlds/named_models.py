@@ -14,7 +14,7 @@ ENDING = "_config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def shape_of(model: str) -> ModelShape:
+def find_shape(model: str) -> ModelShape:
     """Return the shape of a model by its name, without the publisher: `me/Llama-3.1-8B-Instruct` is Meta-Llama-3.1-8B.
 
     Raises SimulationError if the model is unknown and the package is missing, or has no such dense model.

@@ -96,7 +96,7 @@ class Autoregressive(TorchDrafter, ABC):
         return beam
 
 
-def last_of(states: Tensor, segments: Sequence[Segment]) -> Tensor:
+def select_last(states: Tensor, segments: Sequence[Segment]) -> Tensor:
     """Select the state of each segment's last token: (T, H) -> (segments, H)."""
     ends = torch.tensor([len(segment.tokens) for segment in segments]).cumsum(0) - 1
     return states[ends.to(states.device)]

@@ -22,7 +22,7 @@ from outrider_runtime.torch_engine.drafting import DraftTask
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.model_runner import Segment
 from outrider_runtime.torch_engine.seeded_noise import Noise
-from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, row_of
+from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, describe_draw
 from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 MAX_WIDTH = 4
@@ -75,7 +75,7 @@ class Beam:
     def rows(self) -> list[Row]:
         """(R,): the draw of the token after each node of the deepest level."""
         return [
-            row_of(request, tree.path(node), Noise.DRAFT if is_drawn else Noise.TARGET)
+            describe_draw(request, tree.path(node), Noise.DRAFT if is_drawn else Noise.TARGET)
             for request, tree, nodes, is_drawn in zip(
                 self._requests, self.trees, self._last, self._is_drawn, strict=True
             )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.torch_engine.drafting import RequestStep
-from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, last_of
+from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, select_last
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel, Segment
@@ -42,7 +42,7 @@ class DraftModelDrafter(Autoregressive):
             request = request_step.request
             cached = self.cache.length(request.name)
             segments.append(Segment(request.name, request.tokens[cached : self._position(request_step)], cached))
-        return last_of(self.model.run(segments, self._pool).last, segments)
+        return select_last(self.model.run(segments, self._pool).last, segments)
 
     def _position(self, request_step: RequestStep) -> int:
         """Position after the tokens that the target computed, and after the token that it drew from them, if any."""

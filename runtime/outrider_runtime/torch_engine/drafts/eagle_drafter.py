@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from outrider_runtime.drafters.eagle import LAYER_IDS
-from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
+from outrider_runtime.torch_engine.architecture import Architecture, read_architecture, read_unchecked_config
 from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
 from outrider_runtime.torch_engine.drafting import RequestStep
-from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, last_of
+from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, select_last
 from outrider_runtime.torch_engine.kv import KVCache
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.linear import Linear
@@ -33,37 +33,37 @@ class EagleWeights:
     """The head's tensors and forward pass. Shapes: T tokens of a pass, H hidden size, V' tokens that it may propose."""
 
     def __init__(self, folder: Path, target: CachedModel) -> None:
-        config = config_of(folder)
+        config = read_unchecked_config(folder)
         self.shape: Architecture = read_architecture(folder)
         weights = read_weights(folder, target.dtype, target.device)
         width = self.shape.width
         self.layers = fused_layers(config, target.shape.layers)
-        self._fuse = Linear(weights.take("fc.weight", width, FUSED * target.shape.width)).packed()
+        self._fuse = Linear(weights.take("fc.weight", width, FUSED * target.shape.width)).pack()
         self._state_norm = weights.take("midlayer.hidden_norm.weight", width)
         self._layer: Layer = read_layer(weights, self.shape, "midlayer", 2 * width)
         self._norm = weights.take("norm.weight", width)
         proposable = config.get("draft_vocab_size") or self.shape.vocabulary
-        self._output = Linear(weights.take("lm_head.weight", proposable, width)).packed()
+        self._output = Linear(weights.take("lm_head.weight", proposable, width)).pack()
         self._to_target = _vocabulary(weights, proposable, target, folder)
         self._embedding = target.decoder.embedding
         weights.expect_none_left()
         self.weight_bytes = weights.taken_bytes
 
-    def fused(self, layer_inputs: dict[int, Tensor], rows: Tensor) -> Tensor:
+    def fuse(self, layer_inputs: dict[int, Tensor], rows: Tensor) -> Tensor:
         """Fuse the target's hidden states of these rows: FUSED times (T, H) -> (T, H)."""
         return self._fuse(torch.cat([layer_inputs[layer][rows] for layer in self.layers], -1))
 
     def __call__(self, tokens: Tensor, state: Tensor, rotary: Rotary, spans: Sequence[Span]) -> Tensor:
         """Compute the states after `tokens`, (T,), from the states before them, (T, H): the result is (T, H)."""
         normed = [
-            self._layer.normed(self._embedding[tokens], self._layer.input_norm),
-            self._layer.normed(state, self._state_norm),
+            self._layer.normalise(self._embedding[tokens], self._layer.input_norm),
+            self._layer.normalise(state, self._state_norm),
         ]
         return self._layer.after_attention(state, self._layer.attention(torch.cat(normed, -1), rotary, spans, 0))
 
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
         """Rank the target's tokens that may follow each state, (R, H)."""
-        logits = self._output(self._layer.normed(state, self._norm)).float()
+        logits = self._output(self._layer.normalise(state, self._norm)).float()
         return likeliest_among(logits, self._to_target, len(self._embedding), rows, width)
 
 
@@ -108,7 +108,7 @@ class EagleDrafter(Autoregressive):
             for request, _, start, rows in request_steps
         ]
         rows = torch.tensor([row for step in request_steps for row in step.rows], device=self._inputs.device)  # (T,)
-        return last_of(self._pass(segments, self.weights.fused(layer_inputs, rows)), segments)
+        return select_last(self._pass(segments, self.weights.fuse(layer_inputs, rows)), segments)
 
     def _position(self, request_step: RequestStep) -> int:
         """An entry has the position of the hidden state that it reads, which is one before its token's."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from outrider_runtime.drafters.medusa import HEADS
 from outrider_runtime.model_config import config_file
-from outrider_runtime.torch_engine.architecture import UnsupportedModelError, config_of
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError, read_unchecked_config
 from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.linear import Linear
@@ -44,7 +44,7 @@ class MedusaWeights:
 
     def __init__(self, folder: Path, target: CachedModel) -> None:
         """Read the heads' folder. Raises UnsupportedModelError, which names file and field."""
-        config, file = config_of(folder), config_file(folder)
+        config, file = read_unchecked_config(folder), config_file(folder)
         weights, width = read_weights(folder, target.dtype, target.device), target.shape.width
         if config.get("hidden_size") != width:
             raise UnsupportedModelError(
@@ -59,19 +59,19 @@ class MedusaWeights:
                 Linear(
                     weights.take(f"heads.{depth}.block.weight", width, width),
                     weights.take(f"heads.{depth}.block.bias", width),
-                ).packed(),
-                Linear(weights.take(f"heads.{depth}.project.weight", width, width)).packed(),
+                ).pack(),
+                Linear(weights.take(f"heads.{depth}.project.weight", width, width)).pack(),
             )
             for depth in range(config.get(HEADS, 0))
         ]
         weights.expect_none_left()
         output = target.decoder.output.rows(self._vocabulary)
         self.weight_bytes = weights.taken_bytes + output.nbytes
-        self._output = Linear(output).packed()
+        self._output = Linear(output).pack()
 
     def states(self, state: Tensor) -> list[Tensor]:
         """Run each head over the last layer's output, (R, H); return one (R, H) for each depth."""
-        normed = self._decoder.normed(state)
+        normed = self._decoder.normalise(state)
         return [head(normed) for head in self._heads]
 
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
