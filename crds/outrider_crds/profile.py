@@ -38,7 +38,7 @@ class ProfileExecutionMode(StrEnum):
 
     UNIFORM = "uniform"
     """Every decoding request has the same number of tokens (full CUDA graph, if there is one)."""
-    VARLEN = "ragged"
+    VARLEN = "varlen"
     """Requests have different numbers of tokens, or the step has a prefill chunk."""
     BEYOND_GRAPH = "beyondGraph"
     """The step has more tokens than the largest captured graph."""

@@ -150,7 +150,7 @@ class ChoiceState(Model):
     ] = ""  # fmt: skip
     """1 for the reason of the present choice, 0 for the others. Label `reason`: `Pays`, `NotWorthIt` (no speculation is
     the right choice), `Off`, `NoDrafter`, `NoTraffic`, `Measuring`."""
-    has_disabled_drafts: Annotated[bool, Metric("outrider_drafts_gated"), Field(alias="gated")] = False
+    has_disabled_drafts: Annotated[bool, Metric("outrider_drafts_disabled")] = False
     """1 while a drafter is disabled, since it has not been chosen for a while, as under load: it is fed no prompts, and
     its KV gaps stay."""
     running: Annotated[int, Metric("outrider_requests_running")] = 0

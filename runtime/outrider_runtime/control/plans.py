@@ -27,7 +27,7 @@ class ExecutionMode(StrEnum):
 
     UNIFORM = "uniform"
     """Every decoding request carries the same number of tokens, no prefill."""
-    VARLEN = "ragged"
+    VARLEN = "varlen"
     """Lengths differ, or a prefill chunk is in the step."""
     BEYOND_GRAPH = "beyondGraph"
     """More batched tokens than the largest captured graph."""

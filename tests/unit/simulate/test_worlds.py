@@ -100,7 +100,7 @@ def test_unknown_world_is_refused_with_the_known_names():
 def test_a_measured_world_costs_what_its_profile_says():
     """Uniform steps use the uniform coefficients; steps with prefill or several lengths use the varlen ones."""
     world = load("smollm2-135m-cpu")
-    uniform, varlen = (document("smollm2-135m-cpu")["target"]["costs"][mode] for mode in ("uniform", "ragged"))
+    uniform, varlen = (document("smollm2-135m-cpu")["target"]["costs"][mode] for mode in ("uniform", "varlen"))
     plain_s = uniform["constant_s"] + 8 * uniform["per_batched_token_s"] + 8 * 300 * uniform["per_context_token_s"]
     assert world.target_s(Pass(8, 8, 300, 8)) == pytest.approx(plain_s)
     prompt_s = varlen["constant_s"] + 64 * varlen["per_batched_token_s"] + varlen["per_request_s"]

@@ -46,7 +46,7 @@ def test_an_absurd_value_is_no_result(field: dict[str, Any]) -> None:
     [
         {},
         {"uniform": {}},
-        {"uniform": {"constantS": 0.02}, "ragged": {"perBatchedTokenAboveKneeS": 1.0, "kneeTokens": 1e6}},
+        {"uniform": {"constantS": 0.02}, "varlen": {"perBatchedTokenAboveKneeS": 1.0, "kneeTokens": 1e6}},
     ],
     ids=["none", "zero", "zero below a knee"],
 )
