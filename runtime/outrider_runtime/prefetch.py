@@ -35,7 +35,7 @@ _DESCRIPTION = "Download a service's hub models into the claim that its pods sha
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
 TARGET_PAUSES, DRAFT_PAUSES = 40, 7
 """Pauses between attempts: six hours in all for a target, ten minutes for a draft, which a pod serves without."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0  # each pause is twice the one before
 T = TypeVar("T")
 A = TypeVar("A")
 

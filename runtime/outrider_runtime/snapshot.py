@@ -15,7 +15,7 @@ from outrider_runtime.whole_file import write_whole
 
 SNAPSHOT_FILE = "state.json"
 DECISIONS_FILE = "why.txt"
-WRITE_EVERY_S = 0.25
+WRITE_EVERY_S = 0.25  # as often as the server's process reads it (`server.watch`)
 
 
 def write_snapshot(run_dir: str | Path, state: RuntimeState) -> None:

@@ -16,7 +16,7 @@ ROUNDS = 1500
 """Additions of the fixed work: they take about 0.1 ms, short next to a step."""
 MAX_CORES = 4
 """Cores that are timed: with more, the readings would take longer than some steps."""
-FIRST_READINGS = 25
+FIRST_READINGS = 25  # their median counts, since other processes disturb single ones
 
 
 def work_us() -> float:

@@ -18,8 +18,8 @@ LARGER_FORM_GAIN = 0.85
 """A larger form is kept only if its error / the smaller form's error is below this."""
 GOOD_ERROR = 0.02
 """A form with a smaller error than this is kept, and no larger one is tried."""
-FOLDS = 4
-MAX_KNEES = 24
+FOLDS = 4  # of the cross-validation
+MAX_KNEES = 24  # each candidate is a fit of its own
 
 
 class Form(StrEnum):

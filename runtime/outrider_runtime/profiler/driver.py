@@ -14,13 +14,13 @@ from outrider_runtime.profiler.grid import HEADROOM_TOKENS, EngineLimits, GridPo
 from outrider_runtime.profiler.host_protocol import Ready, VisitOrder
 from outrider_runtime.profiler.step_samples import MeasuredStep, Visit
 
-SEED = 7
+SEED = 7  # any: prompts and proposals are the same at every measurement
 MAX_SET_UP_STEPS = 10_000
 """A batch that does not decode after so many steps never will, for example for want of KV memory."""
 AGREEMENT = 0.03
 """Relative difference of the two fastest steps up to which both count as undisturbed."""
-_PACE_BATCH = 8
-_PACE_CONTEXT = 64
+_PACE_BATCH, _PACE_CONTEXT = 8, 64
+"""The first shape that is measured: small, and enough to estimate the time of all others."""
 
 
 class Driver:

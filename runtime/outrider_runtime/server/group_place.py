@@ -14,7 +14,7 @@ LEADER_ADDRESS, WORKER_INDEX = "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"
 """Variables of a LeaderWorkerSet's pods."""
 MEETING_PORT = "MASTER_PORT"
 """Variable with the leader's port at which the ranks meet, as PyTorch's own launchers name it."""
-_DEFAULT_PORT = 29501
+_DEFAULT_PORT = 29501  # vLLM's default
 
 
 @dataclass(frozen=True, slots=True)

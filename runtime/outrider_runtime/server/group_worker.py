@@ -21,7 +21,7 @@ from outrider_runtime.server.engine_server import SIGNALLED
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 2.0  # of a look
 MOST_MISSES = 5
 """Looks in a row without an answer after which the leader is gone. A busy one answers late, for its threads share cores
 with the engine."""

@@ -35,7 +35,7 @@ from outrider_runtime.server.server_errors import StartupError
 
 SERVE = "serve a model with speculative decoding that tunes itself"
 LOOPBACK = "127.0.0.1"
-POD_DRAIN_GRACE_S = 5.0
+POD_DRAIN_GRACE_S = 5.0  # until endpoints and proxies no longer send new requests
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ MOST_RATE = 1e6
 """Bounds of a rate, in requests/s."""
 MOST_WEIGHT = 1e6
 """Largest weight of an SLO class."""
-MOST_SEED = (1 << 63) - 1
+MOST_SEED = (1 << 63) - 1  # the largest signed integer of 64 bits
 
 
 def whole(text: str, least: int, most: int) -> int:

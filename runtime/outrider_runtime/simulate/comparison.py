@@ -19,7 +19,7 @@ from outrider_runtime.simulate.replay.workload import Workload
 from outrider_runtime.simulate.simulated_deployment import Deployment
 
 OURS, PLAIN = "outrider", "plain"
-STATIC_LENGTHS = (1, 3, 5)
+STATIC_LENGTHS = (1, 3, 5)  # draft lengths of --compare
 GAIN = 1.02
 """A smaller speed-up counts as none."""
 Policies = Mapping[str, Callable[[], Policy]]

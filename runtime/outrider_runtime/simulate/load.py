@@ -30,8 +30,8 @@ from outrider_runtime.simulate.simulated_deployment import Deployment
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 """Default rates, as shares of the requests/s that plain decoding finishes."""
-CAPACITY_ROUNDS = 3
-LEAST_REQUESTS = 100
+CAPACITY_ROUNDS = 3  # requests per client: the first and the last ones run in smaller batches
+LEAST_REQUESTS = 100  # fewer make quantiles of TTFT and TPOT random
 TRACE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 

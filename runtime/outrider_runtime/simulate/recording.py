@@ -16,7 +16,7 @@ DEPTH = 8
 """Longest proposal that was recorded."""
 WIDTH = 4
 """Nodes of a recorded beam at each depth."""
-OFF_PATH = -1
+OFF_PATH = -1  # no node of the beam has the target's token
 LOG_ODDS = 12.0
 """Confidences are log-odds within plus and minus this, in 8 bits."""
 

@@ -25,9 +25,9 @@ from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
 
 STEPS_IN_FLIGHT = 2
+"""Most scheduled steps without an output, as in vLLM's batch queue in asynchronous scheduling."""
 NO_SLOT = -1
 NOT_PLANNED = -1
-"""Most scheduled steps without an output, as in vLLM's batch queue in asynchronous scheduling."""
 
 
 class Policy(Protocol):

@@ -22,6 +22,7 @@ LONGEST_REQUEST = 4096
 QUERIES = (1, 2, 4, 6)
 CHUNKS = (128, 256, 512, 1024, 2048)
 DRAFT_PASSES = (1, 3)
+"""Sizes of the sampled steps: as widely spaced as those of a real profile, so that most sizes are predicted."""
 
 
 def fit_profile(

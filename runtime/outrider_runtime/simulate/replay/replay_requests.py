@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16  # of a KV block, as in vLLM
 Rows = NDArray[np.int64]
 """Numbers of requests, in the order in which the engine runs them."""
 

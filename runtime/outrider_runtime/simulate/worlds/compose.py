@@ -41,6 +41,7 @@ REQUESTS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHUNK = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFIX = (0, 512, 1024, 2048, 4096, 8192, 16384)
+"""Sizes of the tables: dense where kernels and captured graphs jump, sparse beyond."""
 FURTHER_QUERY = 0.045
 """Attention of a further query token of a request / attention of the first one.
 

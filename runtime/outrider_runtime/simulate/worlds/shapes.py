@@ -58,7 +58,7 @@ KNOWN = {
     "vicuna33bv1.3": VICUNA_33B,
 }
 """Shapes by name (`named_models.plain`) that need no package."""
-EAGLE_VOCABULARY = 32000
+EAGLE_VOCABULARY = 32000  # of the published EAGLE-3 head for Llama-3.1-8B
 
 
 def eagle_head(target: ModelShape) -> ModelShape:
