@@ -8,7 +8,7 @@ SETUP := $(PYTHON3) -m setup
 PROCESSES ?= 4
 unexport PYTHONDONTWRITEBYTECODE  # with it every process of the tests compiles our modules, and pytest rewrites each file
 
-.PHONY: help demo test test-fast lint deps deps-demo deps-fast code bench recording crds docs profile simulate clean
+.PHONY: help demo test test-fast test-vllm-next lint deps deps-demo deps-fast code bench recording crds docs profile simulate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
@@ -22,6 +22,9 @@ test: deps lint ## every test, with a real cluster and real engines, in PROCESSE
 
 test-fast: code ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit
+
+test-vllm-next: deps ## the faster half of the engine's tests on the newest supported vLLM (TESTS=... chooses others)
+	$(PY) -m setup.next_vllm $(TESTS)
 
 lint: deps-fast ## formatting, lint, types, import rules, generated files, words
 	$(VENV)/bin/ruff format --check .

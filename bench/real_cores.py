@@ -119,9 +119,9 @@ def start_engine(name: str) -> Any:
 
 def start_stock(arguments: list[str]) -> Any:
     """Start vLLM with the same arguments, without Outrider."""
+    from outrider_runtime.vllm_plugin.versions import make_arg_parser
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", *arguments])

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from setup import binaries, environment, system
+from setup import binaries, environment, next_vllm, system
 from setup.steps import REPOSITORY, SetupError, run, say
 
 
@@ -54,8 +54,9 @@ _STEPS: dict[str, Callable[[], object]] = {
     "cluster": _cluster,
     "model": _model,
     "neighbours": _neighbours,
+    "next-vllm": next_vllm.try_overlay,
 }
-_OF_THE_DEMO = tuple(name for name in _STEPS if name != "neighbours")
+_OF_THE_DEMO = tuple(name for name in _STEPS if name not in ("neighbours", "next-vllm"))
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ TOGETHER = {
     "tests/engine/test_server_": "servers",
     "tests/engine/test_two_nodes": "servers",
     "tests/engine/test_stock_server": "servers",
+    "tests/engine/test_next_vllm": "servers",
     "tests/engine/test_takeover": "servers",
 }
 """What one process runs in one go because it shares a cluster or a server, or because two of its kind would not fit the

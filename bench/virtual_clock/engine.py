@@ -241,8 +241,8 @@ def _core(
 
 
 def _config(engine_arguments: list[str]) -> Any:
+    from outrider_runtime.vllm_plugin.versions import make_arg_parser
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", *engine_arguments])

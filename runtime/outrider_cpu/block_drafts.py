@@ -50,6 +50,7 @@ def prepare_inputs(
     max_model_len: int,
     SAMPLE_FROM_ANCHOR: bool,  # noqa: N803
     PAD_SLOT_ID: int,  # noqa: N803
+    out_is_padding: Array = None,  # (most tokens,)
 ) -> None:
     """`_prepare_dflash_inputs_kernel`: slots of the context's keys, and a block of one token and masks behind it."""
     requests, width, anchor = grid[0], num_query_per_req, 0 if SAMPLE_FROM_ANCHOR else 1
@@ -87,7 +88,13 @@ def prepare_inputs(
     out_sample_indices[samples] = 0
     out_sample_pos[samples] = 0
     out_sample_idx_mapping[samples] = -1
-    out_query_slot_mapping[requests * width : max_num_tokens] = PAD_SLOT_ID
+    padding = slice(requests * width, max_num_tokens)
+    out_query_slot_mapping[padding] = PAD_SLOT_ID
+    if out_is_padding is not None:
+        out_is_padding[: requests * width] = False
+        out_is_padding[padding] = True
+        out_input_ids[padding] = 0
+        out_query_positions[padding] = 0
 
 
 @compiled

@@ -18,8 +18,15 @@ def gather_block_tables(
     block_table_strides: Array,  # (groups,)
     num_blocks: Array,  # (groups, most requests)
     num_reqs: int,
+    num_computed_tokens: Array = None,  # (most requests,)
+    sliding_window_reach: Array = None,  # (groups,): tokens before a request's first one that it reads; 0: all
+    block_sizes: Array = None,  # (groups,)
+    MASK_SLIDING_WINDOW: bool = False,  # noqa: N803
 ) -> None:
-    """`_gather_block_tables_kernel`: the batch's rows of each group's block table, in the batch's order."""
+    """`_gather_block_tables_kernel`: the batch's rows of each group's block table, in the batch's order.
+
+    Blocks before a sliding window may belong to other requests by now; block 0 stands in for them.
+    """
     for group in range(grid[0]):
         stride = block_table_strides[group]
         for place in range(grid[1]):
@@ -30,6 +37,10 @@ def gather_block_tables(
             request = batch_idx_to_req_idx[place]
             length = num_blocks[group, request]
             to[:length] = row_at(src_block_table_ptrs[group], request, stride)[:length]
+            if sliding_window_reach is not None:
+                reach = sliding_window_reach[group]
+                if MASK_SLIDING_WINDOW and reach > 0:
+                    to[: min(length, max(num_computed_tokens[request] - reach, 0) // block_sizes[group])] = 0
 
 
 @compiled

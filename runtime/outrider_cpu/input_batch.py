@@ -118,12 +118,16 @@ def post_update(
     query_start_loc: Array,  # or None
     all_token_ids: Array,  # (most requests, max_model_len)
     total_len: Array,  # (most requests,)
+    draft_tokens: Array = None,  # (requests, k), from another stage of a pipeline
+    draft_tokens_out: Array = None,  # (most requests, k)
 ) -> None:
     """`_post_update_kernel`: store sampled tokens in the request states; rejected tokens count as not computed."""
     for place in range(len(idx_mapping)):
         request = idx_mapping[place]
         if request < 0:
             continue
+        if draft_tokens is not None:
+            draft_tokens_out[request] = draft_tokens[place]
         count, length = num_sampled[place], total_len[request]
         for i in range(count):
             token = sampled_tokens[place, i]

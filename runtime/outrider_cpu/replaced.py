@@ -110,6 +110,7 @@ LEFT_INTERPRETED = {
     "spec_decode.acceptance_estimator": "adaptive verification",
     "spec_decode.dflash2.speculator": "DFlash",
     "spec_decode.multi_module_mtp.speculator": "multi-token prediction",
+    "spec_decode.xpress.kernels": "XPress",
     "spec_decode.rejection_sampler_utils": "what our rejection_sample hands on: see there",
 }
 """Purpose of a module's kernels without a stand-in. None of them is part of a step that Outrider orders."""

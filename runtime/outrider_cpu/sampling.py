@@ -40,20 +40,20 @@ def gumbel_sample(
     pos: Tensor,  # (rows,)
     apply_temperature: bool,
     is_drafting: bool,
-    logits_cache: Tensor | None = None,  # (most requests, columns, vocabulary): kept for verification
-    logits_cache_col: Tensor | None = None,  # scalar or (rows,)
+    logits_cache: Tensor | None = None,
+    logits_cache_col: Tensor | None = None,
     use_fp64: bool = False,
     logits_cache_source: Tensor | None = None,
 ) -> Tensor:
-    """(rows,) int64: greedy rows get the likeliest token, the others one drawn with their request's seed."""
-    if use_fp64:
+    """(rows,) int64: greedy rows get the likeliest token, the others one drawn with their request's seed.
+
+    vLLM's own, interpreted, serves float64, and drafts whose logits are kept for verification; the pool has no such.
+    """
+    if use_fp64 or logits_cache is not None:
         return _interpreted(
             logits, expanded_idx_mapping, temperature, seed, pos, apply_temperature, is_drafting,
             logits_cache, logits_cache_col, use_fp64, logits_cache_source,
         )  # fmt: skip
-    if logits_cache is not None and logits_cache_col is not None:
-        source = logits if logits_cache_source is None else logits_cache_source
-        _keep(logits_cache, logits_cache_col, source, expanded_idx_mapping)
     logits = logits.contiguous()
     requests = view(expanded_idx_mapping)
     sampled = torch.empty(len(logits), dtype=torch.int64)
@@ -70,12 +70,6 @@ def gumbel_sample(
 def _interpreted(*arguments: Any) -> Tensor:
     sampled: Tensor = interpreted_gumbel_sample(*arguments)
     return sampled
-
-
-def _keep(cache: Tensor, column: Tensor, source: Tensor, requests: Tensor) -> None:
-    columns = column.reshape(-1).expand(len(requests)).long()
-    real = requests >= 0
-    cache[requests[real].long(), columns[real], : source.shape[1]] = source[real]
 
 
 @compiled

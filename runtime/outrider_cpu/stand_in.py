@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numba.core.dispatcher import Dispatcher
@@ -20,9 +20,9 @@ class KernelChangedError(RuntimeError):
 class StandIn:
     """Calls `function` when it is launched as `kernel[grid](...)`, with the kernel's arguments that `function` names.
 
-    Parameters have the kernel's names without `_ptr`; `grid` is the grid of the launch. A function compiled by numba
-    gets numpy views, any other function the tensors. Raises KernelChangedError if `function` names a parameter that the
-    kernel lacks.
+    Parameters have the kernel's names without `_ptr`; `grid` is the grid of the launch. One with a default is for
+    kernels of some versions of vLLM. A function compiled by numba gets numpy views, any other function the tensors.
+    Raises KernelChangedError if `function` names a parameter without a default that the kernel lacks.
     """
 
     def __init__(self, kernel: Any, function: Callable[..., Any]) -> None:
@@ -31,14 +31,11 @@ class StandIn:
         self.__name__ = kernel.__name__
         parameters = inspect.signature(kernel.fn).parameters
         self._parameters = tuple(name.removesuffix("_ptr") for name in parameters)
-        self._defaults = {
-            name: parameter.default
-            for name, parameter in parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
-        self._function_parameters = _parameters_of(function)
+        own = inspect.signature(getattr(function, "py_func", function)).parameters
+        self._defaults = _defaults(own) | _defaults(parameters)
+        self._function_parameters = tuple(own)
         self._compiled = isinstance(function, Dispatcher)
-        unknown = [name for name in self._function_parameters if name not in (*self._parameters, GRID)]
+        unknown = [name for name in own if name not in (*self._parameters, *_defaults(own), GRID)]
         if unknown:
             raise KernelChangedError(f"{kernel.__module__}.{self.__name__} has no parameter {', '.join(unknown)}")
 
@@ -52,5 +49,7 @@ class StandIn:
         return launch
 
 
-def _parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(getattr(function, "py_func", function)).parameters)
+def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    return {
+        name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty
+    }

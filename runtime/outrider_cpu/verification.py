@@ -69,18 +69,19 @@ def rejection_sample(
     use_fp64: bool = False,
     use_block_verification: bool = False,
     contexts: Tensor | None = None,
-    **watermark: Any,
+    **more: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return tokens (requests, k + 1) int64, and the number of valid ones (requests,) int32.
 
-    vLLM's own, interpreted, serves what is rare: made-up acceptance rates, float64, block verification, watermarks.
+    vLLM's own, interpreted, serves what is rare: made-up acceptance rates, float64, block or lossy verification,
+    watermarks.
     """
-    rare = synthetic_conditional_rates is not None or use_fp64 or use_block_verification or contexts is not None
-    if rare:
+    is_rare = use_fp64 or use_block_verification or bool(more.get("fly_window_size"))
+    if is_rare or synthetic_conditional_rates is not None or contexts is not None:
         sampled, num_sampled = interpreted_rejection_sample(
             target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
             expanded_local_pos, temperature, seed, num_speculative_steps, synthetic_conditional_rates, use_fp64,
-            use_block_verification, contexts, **watermark,
+            use_block_verification, contexts, **more,
         )  # fmt: skip
         return sampled, num_sampled
     if draft_logits is not None:  # a target padded to a wider vocabulary has nothing there

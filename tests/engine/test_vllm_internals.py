@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from outrider_runtime.torch_engine.openai_requests import NEUTRAL, ChatRequest, CompletionRequest, GenerationRequest
+from outrider_runtime.vllm_plugin.versions import MOVED
 
 from tests.engine.vllm_symbols import SYMBOLS
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 GPU = "vllm.v1.worker.gpu"
+VERSIONS = "outrider_runtime.vllm_plugin.versions"
 OVERRIDDEN = {
     "bounded_input.BoundedInput": ("vllm.v1.engine.input_processor.InputProcessor", "process_inputs"),
     "scheduler.SpeculationControl": (
@@ -83,7 +85,7 @@ CALLED = {
     "vllm.v1.engine.async_llm.AsyncLLM.add_lora": "self lora_request",
     "vllm.v1.engine.async_llm.AsyncLLM.remove_lora": "self lora_id",
     f"{GPU}.model_runner.init_speculator": "vllm_config device req_states",
-    f"{GPU}.model_runner.set_eagle3_aux_hidden_state_layers": "model spec_config",
+    f"{GPU}.model_runner.set_eagle3_aux_hidden_state_layers": "model spec_config use_pp?",
     f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "vllm_config device",
     f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_model": (
         "self input_ids positions attn_metadata slot_mappings num_tokens_across_dp"
@@ -99,7 +101,8 @@ CALLED = {
         "self input_batch num_rejected num_reqs skip_attn num_tokens_across_dp"
     ),
     f"{GPU}.spec_decode.speculator.DraftModelSpeculator.sample_draft": (
-        "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx"
+        "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx "
+        "num_steps?"
     ),
     f"{GPU}.cudagraph_utils.CudaGraphManager": (
         "vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
@@ -113,7 +116,9 @@ CALLED = {
     f"{GPU}.input_batch.InputBatch.make_dummy": "num_reqs num_tokens input_buffers max_query_len is_padding",
     f"{GPU}.block_table.BlockTables.get_dummy_block_tables": "self num_reqs",
     f"{GPU}.block_table.BlockTables.get_dummy_slot_mappings": "self num_tokens",
-    f"{GPU}.block_table.BlockTables.gather_block_tables": "self idx_mapping num_reqs_padded out out_ptrs",
+    f"{GPU}.block_table.BlockTables.gather_block_tables": (
+        "self idx_mapping num_reqs_padded out out_ptrs num_computed_tokens?"
+    ),
     f"{GPU}.block_table.BlockTables.compute_slot_mappings": (
         "self idx_mapping query_start_loc positions num_tokens_padded out"
     ),
@@ -163,7 +168,7 @@ CALLED = {
     "vllm.model_executor.models.interfaces.SupportsEagle3.get_eagle3_default_aux_hidden_state_layers": "self",
     "vllm.sampling_params.SamplingParams._validate_spec_decode": "self speculative_config",
     "vllm.v1.engine.core.EngineCoreProc.run_engine_core": "args dp_rank local_dp_rank kwargs",
-    "vllm.v1.core.kv_cache_utils.check_enough_kv_cache_memory": "vllm_config kv_cache_spec available_memory",
+    f"{VERSIONS}.check_enough_kv_cache_memory": "vllm_config kv_cache_spec available_memory",
     "vllm.v1.kv_cache_interface.KVCacheSpec.max_memory_usage_bytes": "self vllm_config",
     "vllm.v1.core.block_pool.BlockPool.get_new_blocks": "self num_blocks",
     "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": "self draft_token_ids",
@@ -184,11 +189,11 @@ CALLED = {
     "vllm.entrypoints.launchers.api_server.app_state.init_app_state": "engine_client state args supported_tasks",
     "vllm.entrypoints.launchers.api_server.entry.build_async_engine_client": "args usage_context client_config",
     "vllm.entrypoints.launchers.app.build_app": "args supported_tasks model_config",
-    "vllm.entrypoints.launchers.cli_args.make_arg_parser": "parser",
-    "vllm.entrypoints.launchers.cli_args.validate_parsed_serve_args": "args",
+    f"{VERSIONS}.make_arg_parser": "parser",
+    f"{VERSIONS}.validate_parsed_serve_args": "args",
     "vllm.entrypoints.launchers.launcher.NoSignalServer": "config peer_loads",
     "vllm.entrypoints.launchers.utils.server_utils.get_uvicorn_log_config": "args",
-    "vllm.entrypoints.serve.utils.api_utils.cli_env_setup": "",
+    f"{VERSIONS}.cli_env_setup": "",
     "vllm.logger.configure_logging_from_args": "args",
     "vllm.lora.request.LoRARequest": "lora_name lora_int_id lora_path base_model_name load_inplace is_3d_lora_weight",
     "vllm.lora.utils.is_base_embedding_weights": "name",
@@ -200,7 +205,7 @@ CALLED = {
     "vllm.v1.core.kv_cache_manager.KVCacheManager.get_block_ids": "self request_id",
     f"{GPU}.model_runner.GPUModelRunner._init_kv_zero_meta": "self",
 }
-"""What we call, or stand in for -> its parameters."""
+"""What we call, or stand in for -> its parameters; `?`: one that only some versions of vLLM have."""
 
 KEYWORDS = {
     f"{GPU}.attn_utils.build_attn_metadata": (
@@ -328,6 +333,7 @@ def resolved(path: str) -> Any:
 def test_each_import_from_vllm_is_listed() -> None:
     """Bug: 38 of 95 symbols were in no list, so that only a started engine showed their change."""
     assert {(module, name) for module, names in SYMBOLS.items() for name in names.split()} == imported_symbols()
+    assert {f"{VERSIONS}.{name}" for name in MOVED} <= CALLED.keys()
 
 
 @pytest.mark.parametrize("module", SYMBOLS)
@@ -353,7 +359,9 @@ def test_every_method_that_we_override_is_there(ours: str) -> None:
 @pytest.mark.parametrize("theirs", CALLED)
 def test_what_we_call_takes_what_we_give(theirs: str) -> None:
     resolved("outrider_runtime.vllm_plugin.cpu_worker")
-    assert list(inspect.signature(resolved(theirs)).parameters) == CALLED[theirs].split()
+    takes = inspect.signature(resolved(theirs)).parameters
+    listed = {name.removesuffix("?"): name.endswith("?") for name in CALLED[theirs].split()}
+    assert list(takes) == [name for name, is_new in listed.items() if name in takes or not is_new]
 
 
 @pytest.mark.parametrize("theirs", KEYWORDS)

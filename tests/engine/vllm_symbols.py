@@ -1,4 +1,7 @@
-"""Every symbol of vLLM that the runtime imports. A new import gets a line here, and a release without it fails."""
+"""Every symbol of vLLM that the runtime imports. A new import gets a line here, and a release without it fails.
+
+Symbols that moved between the supported versions stand in `MOVED` of `outrider_runtime.vllm_plugin.versions`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ SYMBOLS = {
     "vllm.entrypoints.launchers.api_server.app_state": "init_app_state",
     "vllm.entrypoints.launchers.api_server.entry": "build_async_engine_client",
     "vllm.entrypoints.launchers.app": "build_app",
-    "vllm.entrypoints.launchers.cli_args": "make_arg_parser validate_parsed_serve_args",
     "vllm.entrypoints.launchers.launcher": "NoSignalServer",
     "vllm.entrypoints.launchers.utils.server_utils": "get_uvicorn_log_config",
-    "vllm.entrypoints.serve.utils.api_utils": "cli_env_setup",
     "vllm.exceptions": "VLLMValidationError",
     "vllm.logger": "configure_logging_from_args",
     "vllm.lora.layers": "LogitsProcessorWithLoRA",
@@ -33,7 +34,6 @@ SYMBOLS = {
     "vllm.utils.torch_utils": "async_tensor_h2d",
     "vllm.v1.attention.backend": "AttentionCGSupport",
     "vllm.v1.core.block_pool": "BlockPool",
-    "vllm.v1.core.kv_cache_utils": "check_enough_kv_cache_memory",
     "vllm.v1.core.sched.async_scheduler": "AsyncScheduler",
     "vllm.v1.core.sched.output": "GrammarOutput SchedulerOutput",
     "vllm.v1.core.sched.request_queue": "FCFSRequestQueue",
@@ -57,7 +57,7 @@ SYMBOLS = {
     "vllm.v1.worker.gpu.lora_utils": "LoraState",
     "vllm.v1.worker.gpu.model_runner": "GPUModelRunner",
     "vllm.v1.worker.gpu.sample": "gumbel logit_bias",
-    "vllm.v1.worker.gpu.spec_decode": "rejection_sampler_utils",
+    "vllm.v1.worker.gpu.spec_decode": "adaptive_verification rejection_sampler_utils",
     "vllm.v1.worker.gpu.spec_decode.adaptive_verification": "AdaptiveVerificationManager",
     "vllm.v1.worker.gpu.spec_decode.dflash.cudagraph": "DFlashCudaGraphManager",
     "vllm.v1.worker.gpu.spec_decode.dflash.speculator": "DFlashSpeculator",

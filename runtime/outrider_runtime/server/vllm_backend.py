@@ -181,10 +181,10 @@ async def start_vllm(arguments: Namespace, serving: Serving) -> AsyncIterator[Se
 
 def parse_arguments(words: list[str], drain: Drain) -> Namespace:
     """Parse the arguments of `vllm serve` with vLLM's own parser. Raises StartupError that names a wrong argument."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from outrider_runtime.vllm_plugin.versions import cli_env_setup, make_arg_parser, validate_parsed_serve_args
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:

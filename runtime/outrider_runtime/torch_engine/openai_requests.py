@@ -19,6 +19,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (), "documents": ([],),
     "truncation_side": (), "logprob_token_ids": (), "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,), "return_token_offsets": (False,), "return_prompt_text": (False,),
+    "return_weight_versions": (False,),
     "repetition_detection": (),
     "thinking_token_budget": (), "reasoning_effort": (),
     "watermarking": (False,), "kv_transfer_params": (), "ec_transfer_params": (),

@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logit
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.vllm_plugin.graph_lengths import verification
 from outrider_runtime.vllm_plugin.messages import Numbers, VerifyOrder, numbers
+from outrider_runtime.vllm_plugin.versions import no_host_counts
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -142,9 +143,7 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
         self._batch_budget, self._arm_budget = (scheduled, others, tokens), arm_tokens
         return int(others.sum()) + tokens
 
-    def reallocate_drafts(
-        self, req_ids: list[str], idx_mapping: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
         """Return the offsets of each request's logits and tokens, and the total of placeholders to verify."""
         (scheduled, others, tokens), self._batch_budget = self._batch_budget, None
         requests, device, order = len(req_ids), idx_mapping.device, self._order
@@ -166,7 +165,7 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
         self.query_start_loc[requests + 1 :].fill_(int(others.sum()) + tokens)
         if order is not None:
             self.verified = Verified(columns, self._clock.to_host(lengths.to(torch.int8)))
-        return self._cu_num_logits[: requests + 1], self.query_start_loc, tokens
+        return self._cu_num_logits[: requests + 1], self.query_start_loc, tokens, *no_host_counts()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

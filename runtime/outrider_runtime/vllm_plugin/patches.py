@@ -1,7 +1,7 @@
 """Every change of vLLM's own code in memory: what is replaced, and what the replacement relies on.
 
-Subclasses are not changes: vLLM takes their names. `VERSION` is the release that each line was read in. Behaviour
-that is relied on is held by tests/engine/test_patches.py, which names a test for each line of the table.
+Subclasses are not changes: vLLM takes their names. Behaviour that is relied on is held by tests/engine/test_patches.py,
+which names a test for each line of the table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-VERSION = "0.32"
 _GPU = "vllm.v1.worker.gpu"
 _GRAPHS = f"{_GPU}.spec_decode.target_dependent_ar.cudagraph_utils"
 _LOADER = "vllm.model_executor.model_loader.base_loader"

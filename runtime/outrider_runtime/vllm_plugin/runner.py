@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
@@ -28,6 +27,7 @@ from outrider_runtime.vllm_plugin.launch import load_plan, note_failure
 from outrider_runtime.vllm_plugin.memory import does_not_fit, heaviest, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.pool_members import pool_speculator
+from outrider_runtime.vllm_plugin.versions import check_enough_kv_cache_memory
 from outrider_runtime.worker_notes import write_device_ranks, write_verification
 
 
@@ -59,7 +59,7 @@ class PoolRunner(RunnerWithAdapters):
         if self.vllm_config.load_config.load_format != "dummy":
             refuse_broken_target(self.model)
 
-    def _expose_hidden_states(self, target_model: Any, _speculative_config: Any) -> None:
+    def _expose_hidden_states(self, target_model: Any, _speculative_config: Any, *_pipeline: bool) -> None:
         self.use_aux_hidden_state_outputs = self.speculator.expose_hidden_states(target_model)
 
     def leave_out_to_fit(self, free_bytes: int) -> None:
@@ -205,3 +205,6 @@ class ReportedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
         made = self._output.get_output()
         attach(made, self._report())
         return made
+
+    def get_kv_connector_output(self) -> Any:
+        return self._output.get_kv_connector_output()

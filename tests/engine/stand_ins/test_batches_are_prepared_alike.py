@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -58,14 +59,17 @@ def block_tables(generator: torch.Generator) -> Outcome:
 
     batch = Batch(generator)
     positions, _ = batch.prepared()
+    masks = "num_computed_tokens" in inspect.signature(BlockTables.gather_block_tables).parameters
     outcome: Outcome = {}
     for sizes in ([16], [16, 32]):
-        tables = BlockTables(sizes, REQUESTS, 64, [20] * len(sizes), torch.device("cpu"))
+        reach = {"sliding_window_reach": [40, 0][: len(sizes)]} if masks else {}
+        tables = BlockTables(sizes, REQUESTS, 64, [20] * len(sizes), torch.device("cpu"), **reach)
         for request in range(REQUESTS):
             blocks = tuple(batch.integers(0, 99, 18).tolist() for _ in sizes)
             tables.append_block_ids(request, blocks, True)
         tables.apply_staged_writes()
-        rows = [table.clone() for table in tables.gather_block_tables(batch.requests, BATCH + 1)]
+        masked = {"num_computed_tokens": batch.computed} if masks else {}
+        rows = [table.clone() for table in tables.gather_block_tables(batch.requests, BATCH + 1, **masked)]
         slots = tables.compute_slot_mappings(batch.requests, batch.first_token, positions, batch.total)
         outcome[f"{len(sizes)} groups"] = [*rows, slots.clone()]
     return outcome

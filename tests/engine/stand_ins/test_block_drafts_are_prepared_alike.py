@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ UNWRITTEN = -7
 OUTPUTS = {
     "input_ids": (MOST_TOKENS, torch.int32),
     "query_positions": (MOST_TOKENS, torch.int64),
+    "is_padding": (MOST_TOKENS, torch.int32),  # in newer versions of vLLM
     "query_start_loc": (MOST_REQUESTS + 1, torch.int32),
     "seq_lens": (MOST_REQUESTS, torch.int32),
-    "query_slots": (MOST_TOKENS, torch.int64),
+    "query_slot_mapping": (MOST_TOKENS, torch.int64),
     "context_positions": (MOST_TOKENS, torch.int64),
-    "context_slots": (MOST_TOKENS, torch.int64),
+    "context_slot_mapping": (MOST_TOKENS, torch.int64),
 }
 SAMPLE_OUTPUTS = ("sample_indices", "sample_pos", "sample_idx_mapping")
 
@@ -39,7 +41,10 @@ def inputs_of_a_block(generator: torch.Generator) -> Outcome:
         positions[starts[row] : starts[row + 1]] = first[row] + torch.arange(int(lengths[row]))
     rejected = (torch.rand(requests, generator=generator) * lengths).long().clamp(max=lengths - 1)
     table = torch.randint(0, 40, (MOST_REQUESTS, PAGES), generator=generator, dtype=torch.int32)
-    made = {name: torch.full((size,), UNWRITTEN, dtype=kind) for name, (size, kind) in OUTPUTS.items()}
+    kernel = speculator._prepare_dflash_inputs_kernel
+    parameters = inspect.signature(getattr(kernel, "kernel", kernel).fn).parameters
+    outputs = {name: output for name, output in OUTPUTS.items() if f"out_{name}_ptr" in parameters}
+    made = {name: torch.full((size,), UNWRITTEN, dtype=kind) for name, (size, kind) in outputs.items()}
     made |= {name: torch.full((MOST_REQUESTS * tokens,), UNWRITTEN) for name in SAMPLE_OUTPUTS}
     made |= {"temperature": torch.zeros(MOST_REQUESTS), "seeds": torch.zeros(MOST_REQUESTS, dtype=torch.int64)}
     inputs: list[Any] = [
@@ -51,7 +56,7 @@ def inputs_of_a_block(generator: torch.Generator) -> Outcome:
         9, PAGE_TOKENS, width, tokens, MOST_REQUESTS, MOST_TOKENS, LONGEST, 0,
     ]  # fmt: skip
     grid = (requests, -(-(int(lengths.max()) + width) // 8))
-    speculator._prepare_dflash_inputs_kernel[grid](
+    kernel[grid](
         *made.values(), *inputs, SAMPLE_FROM_ANCHOR=anchor, PAD_SLOT_ID=-1, CP_SIZE=1, CP_INTERLEAVE=1, BLOCK_SIZE=8
     )
     return made

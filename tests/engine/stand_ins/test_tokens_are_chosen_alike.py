@@ -23,12 +23,9 @@ def sampled_tokens(generator: torch.Generator) -> Outcome:
         outcome[f"of the target, {dtype}"] = gumbel_sample(
             logits, batch.row_request, batch.temperature, batch.seeds, positions, False, False
         )
-        kept = torch.zeros(REQUESTS, DRAFTED, VOCABULARY, dtype=dtype)
-        drafted = gumbel_sample(
-            logits[:BATCH], batch.requests, batch.temperature, batch.seeds, positions[:BATCH], True, True, kept,
-            torch.tensor(1),
-        )  # fmt: skip
-        outcome[f"of a draft, {dtype}"] = [drafted, kept]
+        outcome[f"of a draft, {dtype}"] = gumbel_sample(
+            logits[:BATCH], batch.requests, batch.temperature, batch.seeds, positions[:BATCH], True, True
+        )
     return outcome
 
 

@@ -207,7 +207,7 @@ def test_untested_vllm_is_refused(
 
     monkeypatch.setattr(composition, "plan_launch", untested)
     message = _fails(_files(tmp_path), capsys)
-    assert "vLLM 0.99.0 is installed, but Outrider was tested with 0.32.* only" in message
+    assert "vLLM 0.99.0 is installed, but Outrider was tested with 0.32.* and 0.33.* only" in message
 
 
 @pytest.mark.parametrize(

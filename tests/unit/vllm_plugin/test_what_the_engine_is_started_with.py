@@ -225,15 +225,16 @@ def test_the_cpu_cache_leaves_room_for_the_rest_of_the_pod(limit: int | None, gi
     assert cpu_cache_gib(limit) == gib
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.0", ""])
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.0", ""])
 def test_an_untested_vllm_is_refused_with_the_tested_ones_named(version: str) -> None:
     """Promise: refuse to start with a sentence, not fail in a user's request."""
     with pytest.raises(UntestedEngineError, match=r"0\.32"):
         check_engine_version(version)
 
 
-def test_a_tested_vllm_is_accepted() -> None:
-    assert check_engine_version("0.32.4") == "0.32.4"
+@pytest.mark.parametrize("version", ["0.32.4", "0.33.0+cpu"])
+def test_a_tested_vllm_is_accepted(version: str) -> None:
+    assert check_engine_version(version) == version
 
 
 def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> None:

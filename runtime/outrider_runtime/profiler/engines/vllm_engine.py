@@ -103,10 +103,11 @@ class VLLMEngine:
 def start_engine(plan: LaunchPlan) -> Any:
     """Start vLLM's engine with the server's arguments, but in this process."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from outrider_runtime.vllm_plugin.versions import make_arg_parser
 
     prepare_vllm(worker_is_here=True)
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(engine_arguments(plan))
