@@ -141,11 +141,10 @@ class Kernels:
 
 def missing_package(name: str) -> SimulationError:
     """Make the error for a missing package. name: the system or model that does not ship."""
-    systems = ", ".join(sorted({recipe.system for recipe in RECIPES}))
     shipped = ", ".join(f"{recipe.model} on {recipe.gpus} x {recipe.system}" for recipe in RECIPES)
     return SimulationError(
-        f"composing step times for {name} needs the package {PACKAGE} (pip install 'outrider[bench]'), if it knows "
-        f"that name; without it the known systems are {systems}, with {shipped}"
+        f"no step times ship for {name}: they do for {shipped}. The package {PACKAGE} composes those of other systems "
+        "and dense models (pip install '.[bench]' in a checkout)"
     )
 
 
