@@ -1,7 +1,8 @@
 """The table of draft methods.
 
-A new method needs a module here, a line in the table, its block and rules in the API (`outrider_crds.spec`), and its
-implementation in each engine that hosts it (`vllm_plugin.speculator`, `torch_engine.drafts`).
+A new method needs a module here, a line in the table, its block and rules in the API (`outrider_crds.draft_pool`,
+`pool_rules`), and its implementation in each engine that hosts it (`vllm_plugin.pool_members`, `torch_engine.drafts`).
+If it has traits of its own: `simulate.service_manifest` and `profiler.run` too.
 """
 
 from __future__ import annotations
