@@ -19,6 +19,7 @@ MOST_WINDOW_TOKENS = 1_000_000
 
 class DraftMethod(StrEnum):
     PROMPT_LOOKUP = "PromptLookup"
+    SUFFIX = "Suffix"
     DRAFT_MODEL = "DraftModel"
     EAGLE = "Eagle"
     SPARSE_SELF = "SparseSelf"
@@ -32,6 +33,21 @@ class PromptLookup(Model):
     """Shortest n-gram that may match, in tokens."""
     max_tokens: Annotated[int, Field(ge=1, le=16)] = 4
     """Longest n-gram that is tried, in tokens."""
+
+
+class SuffixScope(StrEnum):
+    REQUEST = "Request"
+    ADAPTER = "Adapter"
+    TENANT = "Tenant"
+    SERVICE = "Service"
+
+
+class Suffix(Model):
+    scope: SuffixScope = SuffixScope.REQUEST
+    """Texts that are searched. Request: the request's own prompt and answer, so that nothing is kept and no request
+    sees another's tokens. Adapter, Tenant and Service are refused in this release."""
+    max_tokens: Annotated[int, Field(ge=1, le=64)] = 16
+    """Longest match that is tried, in tokens."""
 
 
 class NeuralDraft(Model):
@@ -72,10 +88,13 @@ class DrafterSpec(Model):
     name: Name
     """Name of this drafter, unique in the pool; status and metrics use it."""
     method: DraftMethod
-    """PromptLookup, DraftModel, Eagle, SparseSelf, Medusa, Block or MTP; the block of the same name holds its
+    """PromptLookup, Suffix, DraftModel, Eagle, SparseSelf, Medusa, Block or MTP; the block of the same name holds its
     settings."""
     prompt_lookup: PromptLookup | None = None
     """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
+    suffix: Suffix | None = None
+    """Proposes the tokens that followed the longest earlier occurrence of the last tokens, with a confidence from how
+    many occurrences agree (no model)."""
     draft_model: DraftModel | None = None
     """Proposes tokens one by one with a small model of the same vocabulary."""
     eagle: NeuralDraft | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_crds.draft_pool import DrafterSpec, DraftMethod, PromptLookup
+from outrider_crds.draft_pool import DrafterSpec, DraftMethod, PromptLookup, Suffix, SuffixScope
 from outrider_crds.engine_rules import cel_sets_none
 from outrider_crds.rule import Rule, rules_on
 from outrider_crds.spec import Backend, SpeculativeServiceSpec
@@ -10,6 +10,7 @@ from outrider_crds.spec import Backend, SpeculativeServiceSpec
 _SPLIT_KV = "--decode-context-parallel-size"
 _BLOCKS = {
     DraftMethod.PROMPT_LOOKUP: "promptLookup",
+    DraftMethod.SUFFIX: "suffix",
     DraftMethod.DRAFT_MODEL: "draftModel",
     DraftMethod.EAGLE: "eagle",
     DraftMethod.SPARSE_SELF: "sparseSelf",
@@ -65,9 +66,19 @@ POOL_RULES: tuple[Rule, ...] = (
         ),
     ),
     *rules_on(
+        Suffix,
+        (
+            ".scope",
+            f"self.scope == '{SuffixScope.REQUEST}'",
+            "scope Adapter, Tenant or Service needs the answers of other requests, which this release does not keep: "
+            "use scope Request",
+        ),
+    ),
+    *rules_on(
         SpeculativeServiceSpec,
         _single_method_rule(DraftMethod.MTP, ", the target has one set of layers"),
         _single_method_rule(DraftMethod.PROMPT_LOOKUP, " in this release"),
+        _single_method_rule(DraftMethod.SUFFIX, " in this release"),
         (
             ".draftPool",
             "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, !has(d.sparseSelf) || "

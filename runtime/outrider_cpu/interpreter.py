@@ -16,8 +16,8 @@ ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Environment of every process of the engine, before vLLM is imported."""
 RUNNER = "vllm.v1.worker.gpu"
 _CONFIG = "vllm.config.vllm"
-_READERS = (f"{RUNNER}.spec_decode.ngram.speculator", "vllm.v1.worker.gpu_worker")
-"""Modules that ask on their own whether there is a Triton."""
+_READER = "vllm.v1.worker.gpu_worker"
+"""A module that asks on its own whether there is a Triton."""
 _theirs: dict[tuple[Any, str], Any] = {}
 """What vLLM had in the places that `allow_second_runner` changes."""
 _BOUND_FROM = {
@@ -74,8 +74,7 @@ def interpret_kernels() -> None:
     names.aggregate = _module("triton.language.core")._aggregate
     language.debug_barrier = _no_barrier  # a kernel's threads run one after the other
     _module("vllm.v1.worker.cpu.shm")  # makes torch's streams and events harmless; vLLM wants it first
-    for name in _READERS:
-        _module(name).HAS_TRITON = True
+    _module(_READER).HAS_TRITON = True
 
 
 def _log1p(value: Any) -> Any:

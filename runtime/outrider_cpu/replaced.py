@@ -18,7 +18,6 @@ from outrider_cpu import (
     linear_attention,
     logit_bias,
     logprobs,
-    lookups,
     lora_ops,
     penalties,
     sampling,
@@ -85,8 +84,6 @@ REPLACEMENTS = (
     ),
     Replacement("spec_decode.dflash.speculator", "_prepare_dflash_inputs_kernel", block_drafts.prepare_inputs),
     Replacement("spec_decode.dflash2.speculator", "_selector_walk_kernel", block_drafts.walk),
-    Replacement("spec_decode.ngram.speculator", "_ngram_scan_kernel", lookups.scan),
-    Replacement("spec_decode.ngram.speculator", "_ngram_finalize_kernel", lookups.finalize),
     Replacement("utils.KVBlockZeroer", "zero_block_ids", zeroed_pages.zero_block_ids, "vllm.v1.worker"),
     Replacement("gdn_attention", "_spec_forward", linear_attention.forward, "vllm.model_executor.layers.mamba.ops.cpu"),
     Replacement("mamba_utils", "_TEMPORAL_TILES", 1, "vllm.v1.worker"),  # an interpreter works on one after the other
@@ -110,6 +107,7 @@ LEFT_INTERPRETED = {
     "spec_decode.acceptance_estimator": "adaptive verification",
     "spec_decode.dflash2.speculator": "DFlash",
     "spec_decode.multi_module_mtp.speculator": "multi-token prediction",
+    "spec_decode.ngram.speculator": "vLLM's own prompt lookup",
     "spec_decode.xpress.kernels": "XPress",
     "spec_decode.rejection_sampler_utils": "what our rejection_sample hands on: see there",
 }

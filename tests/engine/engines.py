@@ -27,6 +27,7 @@ from outrider_crds.draft_pool import (
     NeuralDraft,
     PromptLookup,
     SparseSelf,
+    Suffix,
 )
 from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
 from outrider_crds.runtime_config import BootConfig, HotConfig
@@ -100,6 +101,10 @@ def lookup(name: str = "pld") -> DrafterSpec:
     return DrafterSpec(
         name=name, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup(min_tokens=2, max_tokens=4)
     )
+
+
+def suffix(name: str = "suffix") -> DrafterSpec:
+    return DrafterSpec(name=name, method=DraftMethod.SUFFIX, suffix=Suffix())
 
 
 def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> DrafterSpec:

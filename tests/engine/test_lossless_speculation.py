@@ -24,7 +24,7 @@ from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.draft_caches import DraftCaches
 from outrider_runtime.loop.orders import Order, carry_out
 
-from tests.engine.engines import Bench, bench, draft_model, eagle, lookup, sparse_self
+from tests.engine.engines import Bench, bench, draft_model, eagle, lookup, sparse_self, suffix
 from tests.engine.planted_models import Counting, counting_llama
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 def cases(models: Counting, draft_folder: Path) -> dict[str, Case]:
     draft, head = draft_model(draft_folder), eagle(models.head)
     return {
-        "prompt lookup": Case((lookup(),), ("pld",)),
+        "suffix and prompt lookup": Case((suffix(), lookup()), ("suffix", "pld")),
         "EAGLE-3 and prompt lookup": Case((lookup(), head), ("eagle",)),
         "draft model": Case((draft,), ("draft",)),
         "sparse self": Case((lookup(), sparse_self(64)), ("self",)),
@@ -59,7 +59,9 @@ def cases(models: Counting, draft_folder: Path) -> dict[str, Case]:
     }
 
 
-POOLS = ("prompt lookup", "EAGLE-3 and prompt lookup", "draft model", "sparse self", "several neural drafters")
+POOLS = (
+    "suffix and prompt lookup", "EAGLE-3 and prompt lookup", "draft model", "sparse self", "several neural drafters"
+)  # fmt: skip
 STEPS_IN_A_ROW = 5
 """Tokens of a drafter with lengths that change."""
 

@@ -14,6 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import NO_DRAFTER
+from outrider_runtime.drafters.suffix import MatchLengths
+from outrider_runtime.loop.confidences import Calibration
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
@@ -30,12 +32,15 @@ NAMES = ["a", "b", "c", "d"]
 class Member:
     """Proposes `token`, `token + 1`, ... for every request; `found` as a lookup tells it."""
 
-    def __init__(self, token: int, follow_up_tokens: list[int] | None = None, matched: list[int] | None = None) -> None:
+    def __init__(
+        self, token: int, follow_up_tokens: list[int] | None = None, evidence: list[float] | None = None
+    ) -> None:  # fmt: skip
+        """evidence: confidence in each token of a request's row."""
         self.token, self.draft_lengths = token, list[int]()
         if follow_up_tokens is not None:
             self.follow_up_tokens = torch.tensor(follow_up_tokens)
-        if matched is not None:
-            self.matched = torch.tensor(matched)
+        if evidence is not None:
+            self.evidence = torch.tensor(evidence)[:, None].expand(-1, MOST)
 
     def propose(self, batch: Any, *_: Any, num_speculative_tokens: int = MOST, **__: Any) -> Any:
         self.draft_lengths.append(num_speculative_tokens)
@@ -123,13 +128,23 @@ def test_idle_member_does_not_run() -> None:
 
 
 def test_second_drafter_serves_what_the_first_misses() -> None:
-    lookup, head = Member(10, follow_up_tokens=[0, 2, 0, 1], matched=[0, 4, 0, 3]), Member(20)
+    lookup, head = Member(10, follow_up_tokens=[0, 2, 0, 1], evidence=[0.0, 4.0, 0.0, 3.0]), Member(20)
     step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NO_DRAFTER], second=[1, 1, NO_DRAFTER, NO_DRAFTER]))
     assert step.report().proposer.tolist() == [1, 0, NO_DRAFTER, NO_DRAFTER]
     assert step.report().proposed.tolist() == [1, 2, 0, 0]
     confidence = step.report().confidence
     assert confidence.tolist() == [[-128] * 3, [32, 32, -128], [-128] * 3, [-128] * 3], "of the lookup's own proposals"
     assert rows == [[20, FILLER, FILLER], [10, 11, FILLER], [FILLER] * 3, [FILLER] * 3]
+
+
+def test_request_gets_the_proposals_that_are_worth_more() -> None:
+    """Promise: a suffix drafter that proposes for nearly every context does not replace a head that knows better."""
+    calibration = Calibration(np.array([1, 1], np.float32), np.array([[0, 0, 0], [1, 1, 1]], np.float32))
+    draft_order = order([3, 2], [0] * 4, second=[1, 1, 1, NO_DRAFTER], calibration=calibration)
+    step, rows = drafted([Member(10, evidence=[4.0, -4.0, 0.0, -4.0]), Member(20)], draft_order)
+    assert step.report().proposer.tolist() == [0, 1, 1, 0]
+    assert rows == [[10, 11, 12], [20, 21, FILLER], [20, 21, FILLER], [10, 11, 12]]
+    assert step.report().confidence.tolist()[1] == [-128] * 3, "of the proposals that count"
 
 
 @pytest.mark.parametrize("stray", [-1, VOCABULARY, 2**30])
@@ -221,6 +236,29 @@ def test_assigning_proposals_does_not_wait_for_the_device() -> None:
     with NoHostWait():
         step, _ = drafted(members, order([3, 2, 1], [0, 1, 2, 0], second=[1, NO_DRAFTER, NO_DRAFTER, NO_DRAFTER]))
     assert step.report().proposed.tolist() == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_suffix_member_proposes_without_waiting(device: str) -> None:
+    """Promise: a GPU's search proposes the same; here its operations run on the CPU's tensors."""
+    from outrider_runtime.vllm_plugin.suffix_member import SuffixMember
+
+    texts = torch.tensor([[1, 2, 3, 1, 2, 9], [5, 6, 5, 6, 5, 6], [1, 2, 1, 2, 1, 2]], dtype=torch.int32)
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=texts), total_len=SimpleNamespace(gpu=torch.tensor([5, 5, 4]))
+    )
+    batch = SimpleNamespace(
+        num_reqs=3, idx_mapping=torch.tensor([2, 0, 1], dtype=torch.int32), seq_lens_cpu_upper_bound=torch.tensor([4])
+    )
+    config = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=MOST))
+    member = SuffixMember(config, torch.device(device), states, MatchLengths(1, 16))
+    with NoHostWait():
+        rows = member.propose(batch, None, None, None, None, torch.tensor([1, 2, 0]))
+    assert member.follow_up_tokens.tolist() == [MOST, MOST, 0], "the last request has sampled no token"
+    assert rows[:2].tolist() == [[1, 2, 1], [3, 1, 2]]
+    assert member.evidence.shape == (3, MOST)
+    dummy = batch.__dict__ | {"seq_lens_cpu_upper_bound": None}
+    member.propose(SimpleNamespace(**dummy), None, None, None, None, torch.tensor([1, 1, 1]), dummy_run=True)
 
 
 def test_a_device_ranks_proposals_without_waiting() -> None:

@@ -66,7 +66,9 @@ OVERRIDDEN = {
     "eagle_head.FirstPassGraphs": (
         f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager", "dispatch"
     ),
-    "prompt_lookup_member.PromptLookupMember": (f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator", "propose"),
+    "suffix_member.SuffixMember": (
+        f"{GPU}.spec_decode.speculator.BaseSpeculator", "init_cudagraph_manager capture propose"
+    ),
     "worker.PoolWorker": ("vllm.v1.worker.gpu_worker.Worker", "init_device load_model determine_available_memory"),
     "cpu_worker.OutriderCPUWorker": (
         "vllm.v1.worker.cpu_worker.CPUWorker", "init_device compile_or_warm_up_model execute_model"
@@ -280,9 +282,6 @@ ATTRIBUTES = {
         "candidate_sampler sample_idx_mapping sample_col num_speculative_steps"
     ),
     f"{GPU}.spec_decode.dflash2.speculator.CandidateSampler": "scores",
-    f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator": (
-        "scratch req_states max_model_len num_speculative_steps"
-    ),
     f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator": (
         "expanded_slot_mappings arange_gpu dcp_size draft_is_prefilling max_model_len max_num_reqs speculative_config "
         "current_draft_step expanded_positions last_token_indices"
@@ -402,14 +401,14 @@ def test_propose_takes_the_batch_first() -> None:
     [
         "sparse_self_member.SparseSelfMember",
         "draft_model_member.DraftModelMember",
-        "prompt_lookup_member.PromptLookupMember",
+        "suffix_member.SuffixMember",
         "eagle_head.EagleHead",
     ],
 )
 def test_propose_may_be_called_by_keywords(ours: str) -> None:
     """Bug: while it measures memory on a GPU vLLM names what it gives, and the pool passes the names on."""
     resolved("outrider_runtime.vllm_plugin.cpu_worker")
-    theirs = inspect.signature(resolved(f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator").propose)
+    theirs = inspect.signature(resolved(f"{GPU}.spec_decode.speculator.BaseSpeculator").propose)
     by_place = ("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
     named = dict.fromkeys(theirs.parameters.keys() - {*by_place})
     inspect.signature(resolved(f"outrider_runtime.vllm_plugin.{ours}").propose).bind(*by_place, **named)

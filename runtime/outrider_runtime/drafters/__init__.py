@@ -10,12 +10,13 @@ from __future__ import annotations
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod
 
 from outrider_runtime.control import settings
-from outrider_runtime.drafters import block, draft_model, eagle, medusa, mtp, prompt_lookup, sparse_self
+from outrider_runtime.drafters import block, draft_model, eagle, medusa, mtp, sparse_self, suffix
 from outrider_runtime.drafters.method import Method
 from outrider_runtime.drafters.window import window_of
 
 METHODS: dict[DraftMethod, Method] = {
-    DraftMethod.PROMPT_LOOKUP: prompt_lookup.METHOD,
+    DraftMethod.PROMPT_LOOKUP: suffix.METHOD,
+    DraftMethod.SUFFIX: suffix.METHOD,
     DraftMethod.DRAFT_MODEL: draft_model.METHOD,
     DraftMethod.EAGLE: eagle.METHOD,
     DraftMethod.SPARSE_SELF: sparse_self.METHOD,

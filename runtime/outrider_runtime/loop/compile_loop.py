@@ -11,6 +11,8 @@ import numpy as np
 
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.warm_up import DRAFTERS, REQUESTS, compile_all
+from outrider_runtime.drafters.longest_match import follow_matches
+from outrider_runtime.drafters.suffix import MatchLengths
 from outrider_runtime.loop.coverage import DraftCoverage, ScheduledStep
 from outrider_runtime.loop.step_columns import columns_ahead, columns_scheduled
 
@@ -26,6 +28,7 @@ def compile_loop(settings: Settings) -> None:
     table = rows, rows, rows, np.zeros(REQUESTS)
     columns_ahead(rows, rows, rows, table, 0.0, 1)
     columns_scheduled(rows, (rows, rows, rows), rows, rows, table, 0.0)
+    follow_matches(np.zeros((REQUESTS, 4), np.int32), rows, np.full(REQUESTS, 4), MatchLengths(1, 4), 1)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ class ControlLoop:
             scores_placeholders=scores_placeholders,
             device_ranks=device_ranks,
         )
-        self._calibrator = Calibrator(len(hosted), max(1, boot.max_draft_tokens)) if device_ranks else None
+        compares = device_ranks or len(hosted) > 1
+        self._calibrator = Calibrator(len(hosted), max(1, boot.max_draft_tokens)) if compares else None
         rng = np.random.default_rng(seed)
         self.arms = ArmCounter(rng)
         self._controller = Controller(self.settings, None, clock=time.perf_counter, rng=rng)
@@ -168,7 +169,7 @@ class ControlLoop:
 
     @property
     def calibration(self) -> Calibration | None:
-        """Calibration of the drafters' confidences, for a device that ranks by them; None for any other device."""
+        """Calibration of the drafters' confidences, for a worker that compares proposals; None for any other."""
         return None if self._calibrator is None else self._calibrator.current
 
     def release(self, slots: Ints) -> None:

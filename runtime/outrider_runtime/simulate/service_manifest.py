@@ -26,6 +26,7 @@ RECORDED_AS = {
     DraftMethod.EAGLE: EAGLE,
     DraftMethod.DRAFT_MODEL: DRAFT,
     DraftMethod.PROMPT_LOOKUP: LOOKUP,
+    DraftMethod.SUFFIX: LOOKUP,
     DraftMethod.SPARSE_SELF: SPARSE,
     DraftMethod.MTP: EAGLE,
     DraftMethod.BLOCK: EAGLE,
@@ -150,6 +151,11 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         f"drafter {entry.name!r} is as fast as its window makes it, and as often right as over the whole context."
         for entry in spec.draft_pool
         if entry.draft_model is not None and entry.draft_model.window_tokens is not None
+    ]
+    notices += [
+        f"drafter {entry.name!r} proposes as a prompt lookup: no suffix drafter was recorded."
+        for entry in spec.draft_pool
+        if entry.method is DraftMethod.SUFFIX
     ]
     notices += [
         f"drafter {entry.name!r} is as fast and as often right as an EAGLE head: no MTP layer was recorded."

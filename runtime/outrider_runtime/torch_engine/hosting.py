@@ -14,13 +14,14 @@ from outrider_crds.runtime_state import DrafterMemory
 
 from outrider_runtime.bucket import is_bucket
 from outrider_runtime.drafters.pool import choose_pool
+from outrider_runtime.drafters.suffix import match_lengths
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
 from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
-from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
+from outrider_runtime.torch_engine.drafts.suffix_drafter import SuffixDrafter
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel
 
@@ -81,8 +82,9 @@ def host(boot: BootConfig, paths: Paths, target: CachedModel, pool: KVPool) -> H
 
 def _drafter(spec: DrafterSpec, paths: Paths, target: CachedModel, pool: KVPool, number: int) -> TorchDrafter:
     """Load one drafter. number: the number it will have in the KV pool."""
-    if spec.prompt_lookup is not None:
-        return PromptLookupDrafter(spec.prompt_lookup.min_tokens, spec.prompt_lookup.max_tokens)
+    match = match_lengths(spec)
+    if match is not None:
+        return SuffixDrafter(match)
     assert spec.neural is not None
     folder = model_folder(spec.neural.model, paths, draft_mount(spec.name))
     if spec.method is DraftMethod.EAGLE:

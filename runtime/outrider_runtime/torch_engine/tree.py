@@ -76,11 +76,11 @@ class Tree:
         return self.only(number for number, node_depth in enumerate(self.depths) if node_depth <= depth)
 
 
-def chain(tokens: Iterable[int], drafter: int, confidence: float) -> Tree:
-    """Build a tree of width 1."""
+def chain(tokens: Sequence[int], drafter: int, confidence: float | Sequence[float]) -> Tree:
+    """Build a tree of width 1. confidence: one for each token, or for all."""
     tree, node = Tree(), ROOT
-    for token in tokens:
-        node = tree.add(token, node, drafter, confidence)
+    for token, own in zip(tokens, np.broadcast_to(confidence, len(tokens)).tolist(), strict=True):
+        node = tree.add(token, node, drafter, own)
     return tree
 
 

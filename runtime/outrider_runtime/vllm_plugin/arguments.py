@@ -16,6 +16,7 @@ from outrider_runtime.bucket import LOAD_FORMAT
 from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.drafters.draft_configs import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
+from outrider_runtime.drafters.suffix import match_lengths
 from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.vllm_plugin import patches
 from outrider_runtime.vllm_plugin.graphs import graph_sizes
@@ -135,13 +136,13 @@ def member_config(drafter: DrafterSpec, plan: LaunchPlan) -> dict[str, object]:
         "num_speculative_tokens": boot.max_draft_tokens,
         "num_speculative_tokens_per_batch_size": [[1, 1, boot.max_draft_tokens]],
     }
-    if drafter.prompt_lookup is not None:
-        lookup = drafter.prompt_lookup
+    match = match_lengths(drafter)
+    if match is not None:
         # vLLM schedules asynchronously only for the method that searches on the device.
         method = "ngram" if boot.accelerator.on_cpu else "ngram_gpu"
         return {
             **most, "method": method,
-            "prompt_lookup_min": lookup.min_tokens, "prompt_lookup_max": lookup.max_tokens,
+            "prompt_lookup_min": match.shortest, "prompt_lookup_max": match.longest,
         }  # fmt: skip
     if drafter.mtp is not None:
         return {**most, "method": "mtp"}

@@ -16,6 +16,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from outrider_runtime.drafters.draft_configs import too_few_positions
 from outrider_runtime.drafters.draft_model import keeps_state
 from outrider_runtime.drafters.pool import window_too_long
+from outrider_runtime.drafters.suffix import match_lengths
 from outrider_runtime.drafters.window import window_of
 from outrider_runtime.vllm_plugin.adapters import Rows
 from outrider_runtime.vllm_plugin.agreement import Agreement
@@ -25,9 +26,9 @@ from outrider_runtime.vllm_plugin.draft_model_member import DraftModelMember
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, note_failure, note_failure_elsewhere, start_failure
 from outrider_runtime.vllm_plugin.mtp_head import MTPHead
-from outrider_runtime.vllm_plugin.prompt_lookup_member import PromptLookupMember
 from outrider_runtime.vllm_plugin.sparse_self_member import SparseSelfMember
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
+from outrider_runtime.vllm_plugin.suffix_member import SuffixMember
 from outrider_runtime.worker_notes import write_drafter_layers, write_drafter_memory
 
 
@@ -78,7 +79,9 @@ def _member(
         return DraftModelMember(config, device, req_states, prefix, window)
     if window is not None:
         return SparseSelfMember(config, device, window, adapt)
-    return PromptLookupMember(config, device, req_states)
+    match = match_lengths(drafter)
+    assert match is not None
+    return SuffixMember(config, device, req_states, match)
 
 
 def pool_speculator(

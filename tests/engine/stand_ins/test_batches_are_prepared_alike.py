@@ -116,28 +116,6 @@ def inputs_of_a_draft_model(generator: torch.Generator) -> Outcome:
     return {"ids": out_ids, "positions": out_positions, "last": last, "buffers": _copies(buffers)}
 
 
-def lookups(generator: torch.Generator) -> Outcome:
-    from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
-
-    batch, outcome = Batch(generator), Outcome()
-    for words in (3, 40):  # with three words nearly everything matches, with forty little does
-        states = SimpleNamespace(
-            all_token_ids=SimpleNamespace(gpu=batch.integers(0, words, REQUESTS, LENGTH).int()),
-            total_len=SimpleNamespace(gpu=batch.integers(1, 180, REQUESTS).int()),
-        )
-        speculator = SimpleNamespace(
-            req_states=states, n_blocks=2, block_l=128, max_model_len=LENGTH, min_n=2, max_n=4,
-            num_speculative_steps=DRAFTED, scratch=torch.zeros(REQUESTS, 2, dtype=torch.int64),
-            drafts=torch.zeros(REQUESTS, DRAFTED, dtype=torch.int64),
-        )  # fmt: skip
-        count = batch.integers(0, 3, BATCH).int()
-        lookup_batch = SimpleNamespace(num_reqs=BATCH, idx_mapping=batch.requests)
-        outcome[f"{words} words"] = NgramGPUSpeculator.propose(
-            speculator, lookup_batch, None, None, None, None, count, count, batch.last_sampled, None, None, None
-        ).clone()
-    return outcome
-
-
 def _buffers() -> SimpleNamespace:
     return SimpleNamespace(
         input_ids=torch.zeros(96, dtype=torch.int32),
@@ -157,7 +135,6 @@ CASES = (
     block_tables,
     inputs_of_a_head,
     inputs_of_a_draft_model,
-    lookups,
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from outrider_crds.draft_pool import DrafterSpec
+from outrider_runtime.drafters.suffix import MatchLengths
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.commit import FinishReason
@@ -20,7 +21,7 @@ from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
-from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
+from outrider_runtime.torch_engine.drafts.suffix_drafter import SuffixDrafter
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.inference_engine import EngineModels, InferenceEngine, Output
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
@@ -110,7 +111,8 @@ def pool_of_three(models: Path, made: list[Any] | None = None) -> dict[str, Any]
     def make(target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
         draft = CachedModel(models / "draft", 2, dtype=torch.float32, device=CPU)
         drafters: list[TorchDrafter] = [
-            PromptLookupDrafter(1, 3), DraftModelDrafter(draft, pool), EagleDrafter(models / "head", 3, target, pool)
+            SuffixDrafter(MatchLengths(1, 3)), DraftModelDrafter(draft, pool),
+            EagleDrafter(models / "head", 3, target, pool),
         ]  # fmt: skip
         (made if made is not None else []).extend(drafters)
         return drafters

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from outrider_runtime.drafters.suffix import MatchLengths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
 from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
-from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
+from outrider_runtime.torch_engine.drafts.suffix_drafter import SuffixDrafter
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel
@@ -116,14 +117,14 @@ def test_lookup_proposes_what_followed_longest_match() -> None:
     def proposals(tokens: list[int], depth: int = 3) -> list[int]:
         request = Request("r", tokens, len(tokens), Stops(9), GREEDY, Letters())
         task = DraftTask(0, [True], depth, width=2)
-        tree = PromptLookupDrafter(2, 3).propose(CommittedStep([RequestStep(request, 0, 0, [0])], {}), task)[0]
+        tree = SuffixDrafter(MatchLengths(2, 3)).propose(CommittedStep([RequestStep(request, 0, 0, [0])], {}), task)[0]
         assert tree.parents == list(range(-1, len(tree) - 1))
         return tree.tokens
 
     assert proposals([1, 2, 3, 7, 8, 9, 2, 3, 5, 1, 2, 3]) == [7, 8, 9]
     assert proposals([2, 3, 7, 8, 2, 3, 5, 4, 2, 3]) == [5, 4, 2]
     assert proposals([1, 2, 3, 4]) == []
-    assert proposals([4, 4, 4]) == [4]
+    assert proposals([4, 4, 4]) == [4, 4, 4], "a text that repeats goes on"
     assert proposals([VOCABULARY]) == []
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from outrider_crds.draft_pool import DrafterSpec
+from outrider_runtime.drafters.suffix import MatchLengths
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
 from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
-from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
+from outrider_runtime.torch_engine.drafts.suffix_drafter import SuffixDrafter
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel
 from transformers import AutoModelForCausalLM
@@ -57,7 +58,7 @@ def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], in
     def make(target: CachedModel, kv: KVPool) -> Sequence[TorchDrafter]:
         draft = DraftModelDrafter(CachedModel(models / "draft", 2, dtype=torch.float32, device=CPU), kv)
         return [
-            PromptLookupDrafter(1, 3),
+            SuffixDrafter(MatchLengths(1, 3)),
             draft,
             EagleDrafter(models / "eagle", 3, target, kv),
             MedusaDrafter(models / "medusa", target),

@@ -10,7 +10,8 @@ from outrider_crds.draft_pool import DrafterSpec, DraftMethod
 from outrider_crds.runtime_config import CanaryConfig
 from outrider_crds.spec import DraftPrefillMode, SpeculationMode, SpeculativeServiceSpec
 
-_LOOKUP = DraftMethod.PROMPT_LOOKUP
+_LOOKUPS = (DraftMethod.PROMPT_LOOKUP, DraftMethod.SUFFIX)
+"""Methods that run no model; a pod hosts one drafter of each."""
 _LONGEST_STEM = 34
 """Characters of a name that "-was" and a number are added to: a name has 40 at most."""
 
@@ -41,9 +42,11 @@ class Pools:
         """Why no pod can host both, in a sentence; else empty."""
         if self.lost_revision:
             return f"The ConfigMap of revision {self.lost_revision}, which the pods run, is gone, and so is their pool."
-        lookups = [drafter.name for drafter in self.hosted if drafter.method is DraftMethod.PROMPT_LOOKUP]
-        named = " and ".join(lookups)
-        return f"A pod hosts one PromptLookup drafter, and the pools have {named}." if lookups[1:] else ""
+        for method in _LOOKUPS:
+            drafters = [drafter.name for drafter in self.hosted if drafter.method is method]
+            if drafters[1:]:
+                return f"A pod hosts one {method} drafter, and the pools have {' and '.join(drafters)}."
+        return ""
 
     def hold(self, spec: SpeculativeServiceSpec) -> str:
         """Why the arms cannot be compared now, in a sentence; else empty. A drafter that proposes nothing makes its
@@ -53,7 +56,7 @@ class Pools:
         if paused := next((drafter.name for drafter in spec.draft_pool if drafter.paused), ""):
             return f"Drafter {paused} is paused."
         own = {*self.own} | ({*self.stable} - {*self.candidate})
-        models = [drafter.name for drafter in self.hosted if drafter.name in own and drafter.method is not _LOOKUP]
+        models = [drafter.name for drafter in self.hosted if drafter.name in own and drafter.method not in _LOOKUPS]
         if models and spec.speculation.draft_prefill is DraftPrefillMode.NEVER:
             return f"speculation.draftPrefill is Never, so drafter {models[0]} does not run."
         return ""

@@ -328,9 +328,17 @@ def test_refused_object_of_canary_is_an_error(suffix: str) -> None:
     assert world.phase == "Starting"
 
 
-def test_two_lookups_cannot_be_hosted_together() -> None:
-    world = CanaryWorld()
-    world.change(draftPool=[{**PLD, "promptLookup": {"maxTokens": 8}}])
+SUFFIX = {"name": "suffix", "method": "Suffix", "suffix": {}}
+
+
+@pytest.mark.parametrize(
+    ("running", "other"),
+    [(PLD, {**PLD, "promptLookup": {"maxTokens": 8}}), (SUFFIX, {**SUFFIX, "suffix": {"maxTokens": 8}})],
+)
+def test_two_lookups_cannot_be_hosted_together(running: dict[str, Any], other: dict[str, Any]) -> None:
+    world = CanaryWorld(draftPool=[running])
+    world.change(draftPool=[other])
+    world.settle()
     assert (world.phase, world.rollout.cause, world.canary) == ("Error", "CannotHostBoth", None)
     world.annotate(promote=world.rollout.candidate)
     world.settle()
