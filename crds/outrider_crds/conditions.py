@@ -86,6 +86,10 @@ class ConditionReason(StrEnum):
     CANARY_ERROR = "CanaryError"
     CANARY_INCONCLUSIVE = "CanaryInconclusive"
     PAUSED = "Paused"
+    NO_POD_SELECTED = "NoPodSelected"
+    POD_SHARED = "PodShared"
+    NOT_ACTIVE = "NotActive"
+    RESTART_NEEDED = "RestartNeeded"
     # SpeculationActive
     PAYS = "Pays"
     NOT_WORTH_IT = "NotWorthIt"

@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider_crds.base import Model
 from outrider_crds.engine_rules import ENGINE_RULES
+from outrider_crds.existing_pods_rules import WORKLOAD_RULES
 from outrider_crds.hardware_rules import HARDWARE_RULES
 from outrider_crds.model_rules import MODEL_RULES
 from outrider_crds.pod_rules import POD_RULES
@@ -91,7 +92,7 @@ _PROCESS_RULES = (
 
 RULES: tuple[Rule, ...] = (
     *_NAME_RULES, *MODEL_RULES, *POOL_RULES, *HARDWARE_RULES, *_LATENCY_RULES, *_PROCESS_RULES, *ENGINE_RULES,
-    *POD_RULES,
+    *POD_RULES, *WORKLOAD_RULES,
 )  # fmt: skip
 
 

@@ -185,6 +185,10 @@ class RuntimeState(StepCounters, Contract):
     """Digest of the HotConfig in force."""
     config_error: Annotated[Message, Metric("outrider_config_error")] = ""
     """The mounted hot config cannot be used: 1 with a sentence in the state. The one before it stays in force."""
+    file_digest: Text = ""
+    """Digest of the file of OUTRIDER_CONFIG whose hot fields are in force; empty without such a file."""
+    restart_reason: Message = ""
+    """What of that file takes effect only after a restart; empty if nothing does."""
     started_at: Annotated[float, Metric("outrider_started_timestamp_seconds")]
     """Unix time at which the process started."""
     reported_at: Annotated[float, Field(alias="now")]

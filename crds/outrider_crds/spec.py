@@ -14,6 +14,7 @@ from pydantic import Field
 
 from outrider_crds.base import Duration, MapList, Model, Percent
 from outrider_crds.draft_pool import MOST_DRAFT_TOKENS, DrafterSpec
+from outrider_crds.existing_pods import WorkloadForm
 from outrider_crds.model_sources import (
     MOST_ADAPTERS,
     AdapterSpec,
@@ -205,6 +206,8 @@ class SpeculativeServiceSpec(Model):
     """How changes reach the pods."""
     engine: Engine = Engine()
     """The serving engine and its arguments."""
+    workload: WorkloadForm | None = None
+    """Pods that Outrider does not make. Absent: it makes the pods."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Serving pods; an autoscaler sets it through the scale subresource."""
     paused: bool = False

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from outrider_crds.conditions import Condition
+from outrider_crds.existing_pods import ExistingPods, WorkloadForm
 from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_crds.rules import violations
 from outrider_crds.runtime_state import RuntimeState
@@ -125,7 +126,10 @@ class Observed:
     replica_sets: tuple[Object, ...] = ()
     """ReplicaSets with the service's label."""
     pods: tuple[Object, ...] = ()
-    """Serving pods, which the service's Deployments or its LeaderWorkerSet created; of each group its leader."""
+    """Serving pods, which the service's Deployments or its LeaderWorkerSet created; of each group its leader. Those of
+    another workload, where the service selects them."""
+    pod_rivals: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> another service that the pod serves, for pods of another workload."""
     workers: tuple[Object, ...] = ()
     """The other pods of each group."""
     warnings: Mapping[str, str] = field(default_factory=dict)
@@ -248,9 +252,23 @@ def is_over_nodes(service: Object) -> bool:
     return isinstance(nodes, int) and nodes > 1
 
 
+def existing_pods(service: Object | None) -> ExistingPods | None:
+    """The pods of another workload that the service selects; None if Outrider makes them, or if it cannot be read."""
+    workload = ((service or {}).get("spec") or {}).get("workload")
+    try:
+        return WorkloadForm.model_validate(workload, extra="ignore").existing if workload else None
+    except ValidationError:
+        return None
+
+
 def service_of_groups(name: str) -> str:
     """Name of the service that a LeaderWorkerSet of this name is of; empty if it is not Outrider's."""
     return name.removesuffix(_GROUPS_SUFFIX) if name.endswith(_GROUPS_SUFFIX) else ""
+
+
+def config_file_map_name(service: str) -> str:
+    """Name of the ConfigMap that pods of another workload mount."""
+    return f"{service}-config"
 
 
 def canary_hot_map_name(service: str) -> str:

@@ -1,11 +1,14 @@
 """Find the serving pods of a service: those that its own Deployments or LeaderWorkerSet created. Labels alone do not
-count."""
+count, unless the service selects pods of another workload by them."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from outrider_crds.existing_pods import ExistingPods
 
 from outrider_operator import cluster_model
 from outrider_operator.cluster.cache import Key, ObjectCache
@@ -23,15 +26,21 @@ class ServingPod:
     address: str
     """IP address; empty before the pod has one."""
     ready: bool
+    port: int | None
+    """Port of the state endpoint; None: that of Outrider's own pods."""
+    scheme: str
 
 
-def serving_pod(document: Object) -> ServingPod:
+def serving_pod(document: Object, existing: ExistingPods | None = None) -> ServingPod:
+    """existing: where pods of another workload answer."""
     return ServingPod(
         namespace=reading.namespace_of(document),
         name=reading.name_of(document),
         uid=reading.uid_of(document),
         address=_address(reading.text(document, "status", "podIP")),
         ready=reading.is_true(document, "Ready"),
+        port=None if existing is None else existing.port,
+        scheme="http" if existing is None else existing.scheme.lower(),
     )
 
 
@@ -43,22 +52,34 @@ def _address(address: str) -> str:
         return ""
 
 
+class Selections(Protocol):
+    """Pods of other workloads, by the service that selects them."""
+
+    def of(self, key: Key) -> tuple[Object, ...]: ...
+    def rivals(self, key: Key) -> Mapping[str, str]:
+        """Pod name -> another service that selects it, or that made it."""
+
+
 class ServingPods:
     """Reads serving pods from the cache. It stores nothing itself."""
 
-    def __init__(self, cache: ObjectCache) -> None:
+    def __init__(self, cache: ObjectCache, selections: Selections | None = None) -> None:
         self._cache = cache
+        self._selections = selections
 
     def services(self) -> list[Key]:
         """Services for which pods with their label exist."""
         keys = map(Key.of, self._cache.all(SERVICE))
-        return [key for key in keys if self._labelled(key)]
+        return [key for key in keys if self._labelled(key) or self._selected(key)]
 
     def of(self, key: Key) -> tuple[ServingPod, ...]:
-        return tuple(serving_pod(document) for document in self.documents(key))
+        existing = self._existing(key)
+        return tuple(serving_pod(document, existing) for document in self.documents(key))
 
     def documents(self, key: Key) -> tuple[Object, ...]:
         """The serving pods of `key`, as Kubernetes objects."""
+        if self._existing(key) is not None:
+            return self._selected(key)
         labelled = self._labelled(key)
         made_by = self._replica_sets(key) | self._leaders(key) if labelled else frozenset()
         return tuple(
@@ -79,12 +100,22 @@ class ServingPods:
         made_by = {reading.uid_of(made) for made in sets if reading.controller_uid(made) in leaders}
         return tuple(pod for pod in labelled if reading.controller_uid(pod) in made_by)
 
+    def rivals(self, key: Key) -> Mapping[str, str]:
+        """Pod name -> another service that the pod serves, for pods of another workload."""
+        return self._selections.rivals(key) if self._selections is not None else {}
+
     def has_groups(self, key: Key) -> bool:
         """Is there a StatefulSet of a LeaderWorkerSet with the name of the service's?"""
         return bool(self._leaders(key))
 
     def _labelled(self, key: Key) -> tuple[Object, ...]:
         return self._cache.labelled(POD, key.namespace, cluster_model.SERVICE_LABEL, key.name)
+
+    def _existing(self, key: Key) -> ExistingPods | None:
+        return cluster_model.existing_pods(self._cache.get(SERVICE, key.namespace, key.name))
+
+    def _selected(self, key: Key) -> tuple[Object, ...]:
+        return self._selections.of(key) if self._selections is not None else ()
 
     def _replica_sets(self, key: Key) -> frozenset[str]:
         """uids of the ReplicaSets of the service's Deployments, including those that one is about to adopt."""

@@ -70,6 +70,10 @@ class ChildReader:
 
     async def named(self, key: Key, service: Object) -> dict[tuple[str, str], Object]:
         """The children with fixed names, which may lack the label that watches select by."""
+        if cluster_model.existing_pods(service) is not None:
+            return await self._present(
+                key.namespace, [(kinds.CONFIG_MAP, cluster_model.config_file_map_name(key.name))]
+            )
         is_canary = reading.dig(service, "spec", "rollout", "strategy") == RolloutStrategy.DRAFT_CANARY
         names = (*cluster_model.child_names(key.name), *(cluster_model.canary_names(key.name) if is_canary else ()))
         return await self._present(key.namespace, [(kinds.child_kind(kind), name) for kind, name in names])

@@ -11,7 +11,6 @@ from outrider_crds.prefetch_report import PrefetchProgress
 from outrider_operator import cluster_model, kinds
 from outrider_operator.cluster.cache import Key, ObjectCache
 from outrider_operator.cluster.kubernetes_api import KubernetesApi
-from outrider_operator.cluster.serving_pods import ServingPods
 from outrider_operator.cluster_model import ApiRefusal, Node, Object, Observed, OperatorSettings
 from outrider_operator.controller.child_reader import (
     ChildReader,
@@ -46,7 +45,7 @@ class Observer:
     ) -> None:
         self._api = api
         self._cache = cache
-        self._pods = ServingPods(cache)
+        self._pods = measurements.pods
         self._children = ChildReader(api, cache)
         self._measurements = measurements
         self._settings = settings
@@ -78,6 +77,7 @@ class Observer:
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
             workers=workers,
+            pod_rivals=self._pods.rivals(key),
             warnings=await read_sentences(self._api, key.namespace, waiting, current_warning),
             provisioning=await self._provisioning(key.namespace, serving),
             states=self._measurements.states(key),

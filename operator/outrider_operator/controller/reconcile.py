@@ -34,7 +34,8 @@ _GO_ON_S = 1.0
 """Seconds until the next reconcile after a write, since the operator's own writes trigger none."""
 _UNHURRIED = (
     ConditionReason.CANARY_RUNNING, ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR,
-    ConditionReason.CANARY_INCONCLUSIVE,
+    ConditionReason.CANARY_INCONCLUSIVE, ConditionReason.NO_POD_SELECTED, ConditionReason.POD_SHARED,
+    ConditionReason.NOT_ACTIVE, ConditionReason.RESTART_NEEDED,
 )  # fmt: skip
 """Reasons of Updated that may last for hours, in which pods need not be polled often."""
 

@@ -20,6 +20,7 @@ from outrider_operator.cluster_model import Object, OperatorSettings
 from outrider_operator.controller import gc_freeze
 from outrider_operator.controller.profile_users import ProfileUsers
 from outrider_operator.controller.reconcile import Decide, Reconciler
+from outrider_operator.controller.selected_pods import SelectedPods
 from outrider_operator.controller.supervision import Supervisor
 from outrider_operator.controller.watches import Watches
 from outrider_operator.controller.work_queue import CHILD_CHANGE_S, OWN_CHANGE_S, SHARED_CHANGE_S, WorkQueue
@@ -59,7 +60,8 @@ class ServiceController:
         telemetry.OLDEST_RECONCILE_SECONDS.set_function(lambda: self._queue.oldest_s())
         self._users = ProfileUsers()
         self._supervisor = Supervisor()
-        pods, prometheus = ServingPods(self._cache), _prometheus(settings)
+        self._selected = SelectedPods(api, self._cache, self._wake_one)
+        pods, prometheus = ServingPods(self._cache, self._selected), _prometheus(settings)
         self._measurements = Measurements(self._cache, pods, self._wake_one, prometheus, settings.metrics_window_s)
         self._reconciler = Reconciler(
             api, self._cache, self._measurements, self._users, settings, decide, self._wake_one
@@ -134,8 +136,10 @@ class ServiceController:
         async with asyncio.TaskGroup() as group:
             workers = {f"worker {number}": partial(self._worker, group) for number in range(1, WORKERS + 1)}
             tasks = {**self._watches.tasks(), **self._measurements.tasks(), "collector": gc_freeze.run}
+            tasks["pods of other workloads"] = self._selected.run
             self._spawn(group, tasks)
             await self._watches.listed()
+            await self._selected.listed()
             await self._measurements.first_round()
             self._spawn(group, {"resync": self._resync, **workers})
 
@@ -156,6 +160,8 @@ class ServiceController:
         try:
             if self._watches is not None and not self._watches.knows(key.namespace):
                 raise ObserveAgain("not all of its namespace was listed yet")
+            if not self._selected.knows(key):
+                raise ObserveAgain("the pods that it selects were not listed yet")
             with telemetry.RECONCILE_SECONDS.time():
                 async with asyncio.timeout(LONGEST_RECONCILE_S):
                     look_again_s = await self._reconciler.reconcile(key)

@@ -15,7 +15,8 @@ from outrider_crds.status import SpeculativeServiceStatus
 from outrider_operator.cluster_model import Observed, OperatorSettings
 from outrider_operator.decide.concerns.canary_outcome import canary_events, draft_canary
 from outrider_operator.decide.concerns.download_outcome import download
-from outrider_operator.decide.concerns.figures_outcome import figures
+from outrider_operator.decide.concerns.existing_workload import existing_workload
+from outrider_operator.decide.concerns.figures_outcome import figures, figures_of
 from outrider_operator.decide.concerns.gateway_outcome import gateway
 from outrider_operator.decide.concerns.profile_outcome import profile
 from outrider_operator.decide.concerns.specification_outcome import specification
@@ -59,6 +60,9 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
     if world.spec is None:
         status = _status(world, without_spec(world))
         return Plan(status=status, events=events(observed.status, status))
+    if (workload := world.spec.workload) is not None:
+        outcome = merge([existing_workload(world, world.spec, workload.existing), figures_of(world, world.spec, [])])
+        return _plan(world, write_children(world.children, outcome))
     desired = desired_state(world, world.spec)
     sources = sources_of(world.profiles, Profiles(observed.shared_profiles), settings, desired)
     own, shared = _unread_contents(world, desired, sources)
@@ -66,26 +70,27 @@ def decide(observed: Observed, settings: OperatorSettings) -> Plan:
         return Plan(status=observed.status, read=own, read_shared=shared)
     intent = intent_of(world, desired, sources)
     outcome = merge([concern(world, intent) for concern in CONCERNS])
-    return _plan(world, intent, write_children(world.children, outcome))
+    return _plan(world, write_children(world.children, outcome), intent)
 
 
-def _plan(world: ServiceWorld, intent: Intent, outcome: ConcernOutcome) -> Plan:
-    """The plan for `outcome`. Nothing is deleted or adopted for a refused spec."""
+def _plan(world: ServiceWorld, outcome: ConcernOutcome, intent: Intent | None = None) -> Plan:
+    """The plan for `outcome`. Nothing is deleted or adopted for a refused spec. intent: None for pods of others."""
     before, status = world.observed.status, _status(world, outcome)
+    profiles, canary = (intent.profiles, canary_events(before, status, intent.canary)) if intent else ([], ())
     plan = Plan(
         create=outcome.create,
         apply=outcome.apply,
         adopt=outcome.adopt,
         annotate=outcome.annotate,
         delete=outcome.delete,
-        profiles=tuple(profile_name(profile.keys.target) for profile in intent.profiles),
+        profiles=tuple(profile_name(profile.keys.target) for profile in profiles),
         shared=outcome.stored,
         published=outcome.published,
         status=status,
-        events=(*events(before, status), *canary_events(before, status, intent.canary)),
+        events=(*events(before, status), *canary),
         requeue_after_s=outcome.wake_after_s,
     ).without(world.observed.refusals)
-    return plan if intent.problem is None else replace(plan, adopt=(), delete=())
+    return plan if intent is None or intent.problem is None else replace(plan, adopt=(), delete=())
 
 
 def _status(world: ServiceWorld, outcome: ConcernOutcome) -> SpeculativeServiceStatus:

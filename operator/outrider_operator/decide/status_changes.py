@@ -29,6 +29,7 @@ from outrider_operator.plan import Event
 _STUCK = (
     ConditionReason.STALLED, ConditionReason.NO_CAPACITY, ConditionReason.DRAFTER_NOT_LOADED,
     ConditionReason.CANARY_FAILED, ConditionReason.CANARY_ERROR, ConditionReason.CANARY_INCONCLUSIVE,
+    ConditionReason.POD_SHARED, ConditionReason.NOT_ACTIVE, ConditionReason.RESTART_NEEDED,
 )  # fmt: skip
 """Reasons of Progressing that do not go away by waiting."""
 _UNMEASURABLE = (

@@ -62,7 +62,7 @@ class Measurements:
         window_s: float,
     ) -> None:
         self._cache = cache
-        self._pods = pods
+        self.pods = pods
         self._endpoint = StateEndpoint()
         self._states = PodStates(pods, self._endpoint, changed, window_s / SNAPSHOTS_PER_WINDOW)
         self._changed = changed
@@ -118,9 +118,9 @@ class Measurements:
 
     async def _record(self) -> None:
         while True:
-            for key in self._histories.keys() - set(self._pods.services()):
+            for key in self._histories.keys() - set(self.pods.services()):
                 del self._histories[key]
-            for key in self._pods.services():
+            for key in self.pods.services():
                 await self._look(key, time.time())
                 await asyncio.sleep(0)  # one service per turn of the event loop, which must not wait for a thousand
             await asyncio.sleep(self._window_s / SNAPSHOTS_PER_WINDOW)
@@ -139,20 +139,20 @@ class Measurements:
             await asyncio.sleep(0)  # one batch per turn of the event loop
         if followed.history.snapshots and history.snapshots[-1].totals != followed.history.snapshots[-1].totals:
             followed.moved_at = at
-        followed.history = forget(history, {pod.name for pod in self._pods.of(key)})
+        followed.history = forget(history, {pod.name for pod in self.pods.of(key)})
         self._wake(key, followed, at)
 
     def _revisions(self, key: Key) -> dict[str, str]:
         """Pod name -> its revision."""
-        return {name_of(pod): revision_of(pod) for pod in self._pods.documents(key)}
+        return {name_of(pod): revision_of(pod) for pod in self.pods.documents(key)}
 
     def _canary_pods(self, key: Key) -> set[str]:
         """Names of pods that host two pools."""
-        return {name_of(pod) for pod in self._pods.documents(key) if label(pod, TRACK_LABEL) == CANARY_TRACK}
+        return {name_of(pod) for pod in self.pods.documents(key) if label(pod, TRACK_LABEL) == CANARY_TRACK}
 
     def _newest_revision(self, key: Key) -> str:
         """Revision of the Deployment; where groups serve, that of the leader that was made last."""
-        leaders = [pod for pod in self._pods.documents(key) if label(pod, GROUPS_LABEL)]
+        leaders = [pod for pod in self.pods.documents(key) if label(pod, GROUPS_LABEL)]
         newest = max(leaders, key=created_s, default=None)
         return revision_of(newest) if newest else revision_in(self._cache.get(DEPLOYMENT, key.namespace, key.name))
 

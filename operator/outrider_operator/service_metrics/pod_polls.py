@@ -19,7 +19,7 @@ from outrider_operator.cluster.cache import Key
 from outrider_operator.cluster.serving_pods import ServingPod, ServingPods
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.reading import InvalidInput, cut
-from outrider_operator.validation.reports import MOST_BYTES, prefetch_progress, runtime_state
+from outrider_operator.validation.reports import MOST_BYTES, prefetch_progress, refusal, runtime_state
 
 TIMEOUT_S = 2.0
 """Timeout of the whole answer."""
@@ -44,8 +44,8 @@ class StateEndpoint:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, address: str) -> RuntimeState | InvalidInput:
-        body = await self._get(address, STATE_PATH)
+    async def ask(self, address: str, port: int | None = None, scheme: str = "http") -> RuntimeState | InvalidInput:
+        body = await self._get(address, STATE_PATH, port, scheme)
         return body if isinstance(body, InvalidInput) else runtime_state(body)
 
     async def prefetch(self, address: str) -> PrefetchProgress | None:
@@ -53,14 +53,19 @@ class StateEndpoint:
         body = await self._get(address, PREFETCH_PATH)
         return None if isinstance(body, InvalidInput) else prefetch_progress(body)
 
-    async def _get(self, address: str, path: str) -> bytes | InvalidInput:
+    async def _get(
+        self, address: str, path: str, port: int | None = None, scheme: str = "http"
+    ) -> bytes | InvalidInput:
         host = f"[{address}]" if ":" in address else address
+        url = f"{scheme}://{host}:{port or self._port}{path}"
         try:
-            # A redirect would let the pod choose an address that the operator requests.
-            async with self._open().get(f"http://{host}:{self._port}{path}", allow_redirects=False) as response:
+            # A redirect would let the pod choose an address that the operator requests. A pod's own certificate names
+            # no authority: what it answers is not trusted anyway.
+            async with self._open().get(url, allow_redirects=False, ssl=False) as response:
+                body = await _read(response.content)
                 if response.status != 200:
-                    return InvalidInput(_SOURCE, "NoAnswer", f"HTTP status {response.status}")
-                return await _read(response.content)
+                    return InvalidInput(_SOURCE, "NoAnswer", refusal(response.status, body))
+                return body
         except TimeoutError:
             return InvalidInput(_SOURCE, "TooSlow", f"no whole answer within {self._timeout.total} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -204,7 +209,7 @@ class PodStates:
         poll.polled_at, poll.under_way = asyncio.get_running_loop().time(), True
         try:
             async with self._limits[key.namespace]:
-                answer = await self._endpoint.ask(pod.address)
+                answer = await self._endpoint.ask(pod.address, pod.port, pod.scheme)
         finally:
             poll.under_way = False
         if isinstance(answer, InvalidInput):

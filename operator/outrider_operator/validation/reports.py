@@ -33,6 +33,8 @@ MOST_FIELDS = 64
 """Fields of an object: a state has 36, and a later release may add some."""
 LEAST_DIGITS = 9
 """Decimals of a number (nanoseconds). Smaller numbers become 0, so that a quotient by them is not absurd."""
+REFUSED = "HTTP status"
+"""Beginning of what is said of a pod that answers without a state, unlike one that does not answer."""
 _STATE = "state"
 PROFILER = "profiler"
 """Name of the container in a profiling pod."""
@@ -53,6 +55,15 @@ def runtime_state(body: bytes) -> RuntimeState | InvalidInput:
         return InvalidInput(_STATE, "NotAState", cut(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
     except ValueError as error:
         return InvalidInput(_STATE, "NotAState", cut(str(error)))
+
+
+def refusal(status: int, body: bytes) -> str:
+    """What a pod that answers without a state says: the status, and the reason if it names one."""
+    try:
+        said = text(from_json(body), "error") if len(body) <= MOST_BYTES else ""
+    except ValueError:
+        said = ""
+    return f"{REFUSED} {status}: {cut(said, _MOST_REASON)}" if said else f"{REFUSED} {status}"
 
 
 def prefetch_progress(body: bytes) -> PrefetchProgress | None:

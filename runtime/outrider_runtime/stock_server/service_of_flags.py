@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider_crds.existing_pods import CONFIG_FILE_FIELDS
 from outrider_crds.manifest import ManifestError, load_manifest
 from outrider_crds.spec import API_GROUP, API_VERSION, CPU_PRODUCT, KIND
 from outrider_crds.yaml_text import YamlTextError, read_documents
@@ -24,7 +25,6 @@ from outrider_runtime.model_config import read_config
 from outrider_runtime.stock_server.activity import StepAsideError
 
 FILE_VARIABLE = "OUTRIDER_CONFIG"
-FILE_FIELDS = ("draftPool", "sloClasses", "defaultSLOClass", "speculation")
 LOOKUP = {"name": "lookup", "method": "PromptLookup", "promptLookup": {}}
 DRAFTER_NAME = "draft"
 DEFAULT_DRAFT_TOKENS = 5
@@ -69,7 +69,7 @@ def obstacle(arguments: Any, environ: Mapping[str, str]) -> str:
 
 def service_of_flags(arguments: Any, file: Path | None) -> LocalService:
     """Return the service. Raises StepAsideError with a sentence if Outrider cannot serve it."""
-    fields = {} if file is None else _fields_of(file)
+    fields = {} if file is None else read_fields(file)
     speculative = users_speculation(arguments)
     draft_size, size = speculative.get("draft_tensor_parallel_size"), arguments.tensor_parallel_size
     if draft_size not in (None, size):
@@ -107,15 +107,15 @@ def users_speculation(arguments: Any) -> dict[str, Any]:
     return config | {key: value for key, value in parts.items() if value is not None}
 
 
-def _fields_of(file: Path) -> dict[str, Any]:
+def read_fields(file: Path) -> dict[str, Any]:
     try:
         documents = read_documents(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YamlTextError) as error:
         raise StepAsideError(f"{FILE_VARIABLE}: cannot read {file}: {error}") from error
-    known = ", ".join(FILE_FIELDS)
+    known = ", ".join(CONFIG_FILE_FIELDS)
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise StepAsideError(f"{FILE_VARIABLE}: {file} must hold one document with the fields {known}")
-    unknown = sorted(documents[0].keys() - set(FILE_FIELDS))
+    unknown = sorted(documents[0].keys() - set(CONFIG_FILE_FIELDS))
     if unknown:
         raise StepAsideError(
             f"{FILE_VARIABLE}: {file} has the fields {', '.join(unknown)}: known are {known}; the rest is vLLM's flags"

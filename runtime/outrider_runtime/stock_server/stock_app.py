@@ -37,6 +37,7 @@ from outrider_runtime.server.vllm_backend import add_innermost
 from outrider_runtime.server.watch import EngineWatch, ServerView
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
 from outrider_runtime.stock_server.activity import Activity, survives
+from outrider_runtime.stock_server.config_file import ConfigFile
 from outrider_runtime.vllm_plugin.launch import LaunchPlan
 
 _SLO_HEADERS = frozenset(name.lower().encode() for name in (SLO_CLASS_HEADER, *SLO_LIMIT_HEADERS))
@@ -45,16 +46,18 @@ _SLO_HEADERS = frozenset(name.lower().encode() for name in (SLO_CLASS_HEADER, *S
 class EnginePages:
     """Pages and metrics of an engine that Outrider drives."""
 
-    def __init__(self, plan: LaunchPlan, client: Any) -> None:
+    def __init__(self, plan: LaunchPlan, client: Any, file: ConfigFile | None) -> None:
+        """file: that of OUTRIDER_CONFIG, if there is one."""
         run_dir = plan.paths.run_dir
         blank = blank_state(plan.boot, plan.hot, started_at=time.time())
         watch = EngineWatch(read=lambda: read_snapshot(run_dir), blank=blank)
         watch.follow(lambda: ServerView(Phase.SERVING, bool(client.errored), client.get_num_unfinished_requests()))
         watch.start()
-        pages = AdminPages(watch.vitals, watch.state, CollectorRegistry(), decisions=lambda: read_decisions(run_dir))
+        state = watch.state if file is None else lambda: file.amend(watch.state())
+        pages = AdminPages(watch.vitals, state, CollectorRegistry(), decisions=lambda: read_decisions(run_dir))
         self._pages = pages
         self._watch = watch
-        REGISTRY.register(SeparateCollector(watch.state))
+        REGISTRY.register(SeparateCollector(state))
 
     def answer(self, path: str) -> WebPage:
         return self._pages.answer(path)

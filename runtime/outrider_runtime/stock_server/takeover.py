@@ -22,9 +22,9 @@ from outrider_runtime.error_text import with_type, without_secrets
 from outrider_runtime.local_manifest import LocalService
 from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, run_folder, write_hot
-from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.stock_server.activity import Activity, StepAsideError, survives
+from outrider_runtime.stock_server.config_file import ConfigFile
 from outrider_runtime.stock_server.entry_point import logger
 from outrider_runtime.stock_server.service_of_flags import (
     FILE_VARIABLE,
@@ -213,9 +213,11 @@ class TakenEngine:
             from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # imports torch: not before the fork
 
             put(patches.INPUT_PROCESSOR, BoundedInput(client.vllm_config, client.renderer), of=client)
-            self.pages = EnginePages(plan, client)
+            file = None
             if self._file is not None:
-                follow_manifest(self._file, self._reload, Serving(plan.boot, plan.hot, plan.paths))
+                file = ConfigFile(self._file, self._reload, Serving(plan.boot, plan.hot, plan.paths))
+                file.follow()
+            self.pages = EnginePages(plan, client, file)
         failed: Mapping[str, str] = {}
         with survives("read which drafters the engine left out"):
             failed = noted_failures(plan)

@@ -6,8 +6,11 @@ import asyncio
 import gzip
 import json
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from outrider_crds.runtime_state import RuntimeState
@@ -104,6 +107,41 @@ async def test_a_missing_pod_is_reported_in_words() -> None:
     """It stands in Updated: `ClientConnectorError(ConnectionKey(host=...` did."""
     endpoint = StateEndpoint(free_port(), SOON_S)
     assert await endpoint.ask("127.0.0.1") == InvalidInput("state", "NoAnswer", "Connection refused")
+    await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "detail"),
+    [
+        ("503 No", b'{"error": "not active: vLLM 0.31\\u001b[2J"}', "HTTP status 503: not active: vLLM 0.31"),
+        ("404 Not Found", b'{"detail": "Not Found"}', "HTTP status 404"),
+        ("503 No", b'{"error": ["a", "list"]}', "HTTP status 503"),
+        ("503 No", b"[" * 5000, "HTTP status 503"),
+        ("503 No", json.dumps({"error": "x" * 5000}).encode(), f"HTTP status 503: {'x' * 255}…"),
+    ],
+    ids=["reason", "no plugin", "no text", "no JSON", "long"],
+)  # fmt: skip
+async def test_pod_without_a_state_is_reported_with_its_reason(status: str, body: bytes, detail: str) -> None:
+    async def refuses(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    assert await _ask(refuses) == InvalidInput("state", "NoAnswer", detail)
+
+
+async def test_pod_with_a_certificate_of_its_own_is_read(tmp_path: Path) -> None:
+    """KServe has vLLM serve HTTPS. What a pod answers is not trusted, whatever its certificate."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=pod",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    endpoint = StateEndpoint(timeout_s=SOON_S)
+    async with _server(_says(BODY), tls=context) as port:
+        assert isinstance(await endpoint.ask("127.0.0.1", port, "https"), RuntimeState)
+        assert isinstance(await endpoint.ask("127.0.0.1", port), InvalidInput)
     await endpoint.close()
 
 
@@ -259,15 +297,17 @@ async def _ask(answer: Answer, timeout_s: float = SOON_S) -> RuntimeState | Inva
 
 
 @asynccontextmanager
-async def _server(answer: Answer, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+async def _server(
+    answer: Answer, address: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.CancelledError):
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await reader.readuntil(b"\r\n\r\n")
             await answer(writer)
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(handle, address, port)
+    server = await asyncio.start_server(handle, address, port, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

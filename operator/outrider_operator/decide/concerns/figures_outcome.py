@@ -20,6 +20,7 @@ from outrider_operator.decide.figures.status_figures import summary
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.outcome import ConcernOutcome, Verdict, false, true, unknown
 from outrider_operator.decide.pods.unreachable_pods import explained
+from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.figure_windows import WindowCounts
 from outrider_operator.validation.reading import cut, name_of
 
@@ -29,26 +30,35 @@ _MEASURED = {"acceptance_rate", "attainment_percent", "requests"}
 
 def figures(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Conditions SpeculationActive, GoodputHealthy, SLOAttained and AdaptersLoaded, and the figures of the status."""
-    spec, observed = intent.spec, world.observed
-    windows = explained(observed.figures, world.unreachable)
+    return figures_of(world, intent.spec, intent.profiles, world.unreachable)
+
+
+def figures_of(
+    world: ServiceWorld, spec: SpeculativeServiceSpec, profiles: list[ProductProfile], unreachable: str = ""
+) -> ConcernOutcome:
+    """unreachable: a sentence about a pod that does not answer the operator."""
+    observed = world.observed
+    windows = explained(observed.figures, unreachable)
     behaviour = MeasuredBehaviour(windows, observed.status, world.states, is_served=bool(world.pods.ready))
     return ConcernOutcome(
         conditions={
             ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
             ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
             ConditionType.ADAPTERS_LOADED: adapters_loaded(spec, behaviour.states, map(name_of, world.pods.ready)),
-            ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, intent.profiles),
+            ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, profiles),
         },
         status={
-            "drafts": status_figures.drafts(behaviour, spec, intent.profiles),
+            "drafts": status_figures.drafts(behaviour, spec, profiles),
             "adapters": adapter_statuses(spec, behaviour),
-            **_window_figures(behaviour, intent),
+            **_window_figures(behaviour, spec, profiles),
         },
     )
 
 
-def _window_figures(behaviour: MeasuredBehaviour, intent: Intent) -> dict[str, Any]:
-    spec, current = intent.spec, behaviour.windows.current
+def _window_figures(
+    behaviour: MeasuredBehaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]
+) -> dict[str, Any]:
+    current = behaviour.windows.current
     columns = {"summary": summary(spec, behaviour)}
     if behaviour.between_windows:
         return {} if behaviour.last_status.summary is not None else columns
@@ -56,7 +66,7 @@ def _window_figures(behaviour: MeasuredBehaviour, intent: Intent) -> dict[str, A
         **columns,
         "goodput": status_figures.goodput(current),
         "slo_classes": status_figures.slo_classes(spec, current),
-        "demand": demand(spec, current, intent.profiles),
+        "demand": demand(spec, current, profiles),
     }
 
 

@@ -59,7 +59,7 @@ class RolloutView:
     @cached_property
     def refused(self) -> Verdict | None:
         """Why the spec must not be applied, or why the API server refuses a child."""
-        return refused(self.world, self.intent)
+        return refused(self.world.observed, self.intent.problem)
 
     @cached_property
     def terminating(self) -> Sequence[Object]:

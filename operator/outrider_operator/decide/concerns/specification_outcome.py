@@ -15,13 +15,17 @@ from outrider_operator.validation.reading import cut
 
 def specification(world: ServiceWorld, intent: Intent) -> ConcernOutcome:
     """Condition SpecValid."""
-    return ConcernOutcome(conditions={ConditionType.SPEC_VALID: refused(world, intent) or _accepted(world.observed)})
+    return ConcernOutcome(conditions={ConditionType.SPEC_VALID: spec_valid(world.observed, intent.problem)})
 
 
-def refused(world: ServiceWorld, intent: Intent) -> Verdict | None:
+def spec_valid(observed: Observed, problem: Verdict | None) -> Verdict:
+    return refused(observed, problem) or _accepted(observed)
+
+
+def refused(observed: Observed, problem: Verdict | None) -> Verdict | None:
     """Why the spec must not be applied, or why the API server refuses a child of it; None if neither is so."""
-    refusals = (refusal for refusal in world.observed.refusals if refusal.component == SERVING)
-    return intent.problem or _child_rejected(
+    refusals = (refusal for refusal in observed.refusals if refusal.component == SERVING)
+    return problem or _child_rejected(
         refusal for refusal in refusals if not refusal.is_stored and refusal.kind != INFERENCE_POOL
     )
 

@@ -168,9 +168,7 @@ def available(pods: Pods, replicas: int) -> Verdict:
     count = len(pods.ready)
     if count >= replicas:
         return true(ConditionReason.ENOUGH_READY_PODS, f"{replicas} of {replicas} pods are ready.")
-    return false(
-        _reason(pods, ConditionReason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods)
-    )
+    return lacking(pods, ConditionReason.TOO_FEW_READY_PODS, f"{count} of {replicas} pods are ready")
 
 
 def endpoint_ready(world: ServiceWorld, replicas: int) -> Verdict:
@@ -183,16 +181,21 @@ def endpoint_ready(world: ServiceWorld, replicas: int) -> Verdict:
             ConditionReason.NO_READY_ENDPOINT,
             "Pods are ready, but no Service of Outrider's leads to them; see SpecValid.",
         )
+    if canaries.ready and not pods.ready:
+        return true(ConditionReason.ENDPOINT_READY, f"A canary pod answers. {_sentence('No other pod is ready', pods)}")
+    return ready_if_any(pods)
+
+
+def ready_if_any(pods: Pods) -> Verdict:
     if pods.ready:
         return true(ConditionReason.ENDPOINT_READY, "At least one pod answers.")
-    if canaries.ready:
-        return true(ConditionReason.ENDPOINT_READY, f"A canary pod answers. {_sentence('No other pod is ready', pods)}")
-    return false(_reason(pods, ConditionReason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
+    return lacking(pods, ConditionReason.NO_READY_ENDPOINT, "No pod is ready")
 
 
-def _reason(pods: Pods, otherwise: ConditionReason) -> ConditionReason:
+def lacking(pods: Pods, otherwise: ConditionReason, start: str) -> Verdict:
+    """False with the trouble of pods that are not ready, else `otherwise`. start: how the sentence begins."""
     trouble = pods.trouble()
-    return trouble.reason if trouble is not None else otherwise
+    return false(trouble.reason if trouble is not None else otherwise, _sentence(start, pods))
 
 
 def _sentence(start: str, pods: Pods) -> str:

@@ -20,6 +20,7 @@ from outrider_operator.decide.profiling.measurement_request import request_of
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.canary.canary_world import CanaryWorld
+from tests.unit.operator.decide.workloads.existing_world import ExistingWorld
 from tests.unit.operator.decide.world import (
     EAGLE,
     PLD,
@@ -41,6 +42,7 @@ _REJECTED = {
 }  # fmt: skip
 _POD = {R.SCALED_TO_ZERO, R.IMAGE_PULL_FAILED, R.POD_CRASHING, R.POD_CANNOT_START, R.POD_ENDED}
 _MEASURE = {R.NO_TRAFFIC, R.MEASURING, R.METRICS_UNAVAILABLE}
+_EXISTING = {R.NO_POD_SELECTED, R.POD_SHARED, R.NOT_ACTIVE, R.RESTART_NEEDED}
 _CANARY = {R.CANARY_FAILED, R.CANARY_ERROR, R.CANARY_INCONCLUSIVE}
 REASONS: dict[ConditionType, set[ConditionReason]] = {
     C.SPEC_VALID: {R.ACCEPTED, *_REJECTED},
@@ -48,11 +50,11 @@ REASONS: dict[ConditionType, set[ConditionReason]] = {
         *(R.PROFILED, R.LEARNING, R.PROFILING, R.PROFILE_FAILED, R.NOISY, R.STALE, R.NO_MATCHING_NODE),
         *(R.VOCABULARY_MISMATCH, R.WAITING_FOR_SERVING_POD, R.CHILD_REJECTED),
     },
-    C.AVAILABLE: {R.ENOUGH_READY_PODS, R.TOO_FEW_READY_PODS, *_POD},
+    C.AVAILABLE: {R.ENOUGH_READY_PODS, R.TOO_FEW_READY_PODS, R.NO_POD_SELECTED, *_POD},
     C.UPDATED: {R.UP_TO_DATE, R.ROLLING_OUT, R.CONFIG_PENDING, R.WAITING_FOR_PROFILE, R.PAUSED, *_REJECTED}
-    | {R.DRAFTER_NOT_LOADED, R.CANARY_RUNNING, R.WAITING_FOR_MODELS, *_CANARY},
+    | {R.DRAFTER_NOT_LOADED, R.CANARY_RUNNING, R.WAITING_FOR_MODELS, *_CANARY, *_EXISTING},
     C.PROGRESSING: {R.ROLLING_OUT, R.COMPLETE, R.STALLED, R.NO_CAPACITY, R.PAUSED, R.WAITING_FOR_PROFILE}
-    | {R.DRAFTER_NOT_LOADED, R.CANARY_STARTING, R.CANARY_MEASURING, R.WAITING_FOR_MODELS, *_CANARY},
+    | {R.DRAFTER_NOT_LOADED, R.CANARY_STARTING, R.CANARY_MEASURING, R.WAITING_FOR_MODELS, *_CANARY, *_EXISTING},
     C.READY: {R.ENDPOINT_READY, R.NO_READY_ENDPOINT, *_POD},
     C.SPECULATION_ACTIVE: {R.PAYS, R.NOT_WORTH_IT, R.MEASURED_SLOWER, R.OFF, R.NO_DRAFTER, *_MEASURE},
     C.GOODPUT_HEALTHY: {R.GOODPUT_AS_PREDICTED, R.BELOW_BASELINE, *_MEASURE},
@@ -61,9 +63,11 @@ REASONS: dict[ConditionType, set[ConditionReason]] = {
     | {R.NOT_ATTACHED, R.NOT_ACCEPTED},
     C.ADAPTERS_LOADED: {R.ALL_LOADED, R.NOT_LOADED, R.LOADING, R.NO_ADAPTERS},
     C.RECONCILING: {R.RECONCILED, R.STALLED, R.ROLLING_OUT, R.CONFIG_PENDING, R.WAITING_FOR_PROFILE, R.PAUSED}
-    | {R.WAITING_FOR_MODELS, R.DRAFTER_NOT_LOADED, R.CANARY_RUNNING, R.TOO_FEW_READY_PODS, *_POD} - {R.SCALED_TO_ZERO},
+    | {R.WAITING_FOR_MODELS, R.DRAFTER_NOT_LOADED, R.CANARY_RUNNING, R.TOO_FEW_READY_PODS, *_POD} - {R.SCALED_TO_ZERO}
+    | {R.NO_POD_SELECTED},
     C.STALLED: {R.NOT_STALLED, R.STALLED, R.NO_CAPACITY, R.DRAFTER_NOT_LOADED, *_REJECTED}
-    | {R.PROFILE_FAILED, R.NOISY, R.NO_MATCHING_NODE, R.VOCABULARY_MISMATCH, *_CANARY},
+    | {R.PROFILE_FAILED, R.NOISY, R.NO_MATCHING_NODE, R.VOCABULARY_MISMATCH, *_CANARY, *_EXISTING}
+    - {R.NO_POD_SELECTED},
 }
 
 
@@ -150,7 +154,13 @@ def canary_measuring() -> World:
     return world
 
 
-WORLDS: list[Callable[[], World]] = [early, served, rolling_out, profiling, required, canary_measuring]
+def of_another_workload() -> World:
+    return ExistingWorld(draftPool=[PLD, EAGLE])
+
+
+WORLDS: list[Callable[[], World]] = [
+    early, served, rolling_out, profiling, required, canary_measuring, of_another_workload,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", WORLDS)
