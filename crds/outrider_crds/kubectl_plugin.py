@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from subprocess import PIPE, STDOUT, Popen
 from typing import Any, TextIO
 
-SERVING = "outrider.dev/component=serving,outrider.dev/service="
-WHY_PATH = "/api/v1/namespaces/{namespace}/pods/{pod}:9000/proxy/outrider/why"
+WHY_PATH = "/api/v1/namespaces/{namespace}/pods/{pod}/proxy/outrider/why"
 _GOOD, _BAD, _DIM = "32", "31", "2"
 _ABNORMAL_WHEN_TRUE = frozenset({"Reconciling", "Stalled"})
 _MOST_NAMED = 4  # adapters in one line
@@ -77,13 +76,15 @@ class Cluster:
     def service(self) -> Document:
         return dict(self._document("specsvc", self._name, "--show-managed-fields"))
 
-    def pods(self) -> list[Document]:
-        return list(self._document("pods", "-l", f"{SERVING}{self._name}")["items"])
+    def pods(self, service: Document) -> list[Document]:
+        selector = _status(service).get("selector")
+        return list(self._document("pods", "-l", selector)["items"]) if selector else []
 
-    def why(self, pod: Document) -> list[str]:
+    def why(self, service: Document, pod: Document) -> list[str]:
         """The last decisions of `pod`, in its words."""
-        metadata = pod["metadata"]
-        path = WHY_PATH.format(namespace=metadata["namespace"], pod=metadata["name"])
+        existing, metadata = (service["spec"].get("workload") or {}).get("existing") or {"port": 9000}, pod["metadata"]
+        name = f"{'https:' * (existing.get('scheme') == 'HTTPS')}{metadata['name']}:{existing['port']}"
+        path = WHY_PATH.format(namespace=metadata["namespace"], pod=name)
         text = self._kubectl("get", "--raw", path, "--request-timeout=10s", most=_MOST_LETTERS)
         return [_printable(line) for line in text.strip().splitlines()]
 
@@ -117,10 +118,11 @@ def status_screen(_: Cluster, service: Document, paint: Paint) -> list[str]:
     """Pods, figures, and each condition."""
     spec, status = service["spec"], _status(service)
     summary = status.get("summary") or {}
+    total = f"selected: {status.get('replicas', 0)}" if "workload" in spec else f"spec: {spec.get('replicas', 1)}"
     head = [
         ("service", f"{service['metadata']['namespace']}/{service['metadata']['name']}"),
         ("target", spec["target"]["name"]),
-        ("pods", f"{status.get('readyReplicas', 0)} ready (spec: {spec.get('replicas', 1)}), "
+        ("pods", f"{status.get('readyReplicas', 0)} ready ({total}), "
                  f"{status.get('updatedReplicas', 0)} of the spec's revision"),
         ("image", status.get("runtimeImage", "")),
         ("goodput", summary.get("goodput", "")),
@@ -141,11 +143,11 @@ def why_screen(cluster: Cluster, service: Document, paint: Paint) -> list[str]:
     if not lines and _is_ready(service) and _unseen(service) is None:
         lines = [paint("Nothing is wrong.", _GOOD)]
     lines += [_condition(condition, paint) for condition in conditions if condition["status"] == "Unknown"]
-    ready = [pod for pod in cluster.pods() if _is_ready(pod)]
+    ready = [pod for pod in cluster.pods(service) if _is_ready(pod)]
     if not ready:
         return [*lines, "", "No pod is ready, so none says what it decides."]
     try:
-        decisions = cluster.why(ready[0])
+        decisions = cluster.why(service, ready[0])
     except PluginError as error:
         decisions = [f"It does not answer (you need the right `get` on pods/proxy): {error}"]
     return [*lines, "", paint(f"Last decisions of pod {ready[0]['metadata']['name']}:", _DIM), *decisions]

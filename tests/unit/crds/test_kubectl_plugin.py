@@ -90,6 +90,20 @@ def test_why_shows_what_is_wrong_and_what_a_pod_decides(
     assert "No pod is ready" in screen
 
 
+def test_why_asks_an_existing_pod_where_it_serves(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    existing = {"podSelector": {"matchLabels": {"app": "llama"}}, "port": 8200, "scheme": "HTTPS"}
+    service.services["chat"]["spec"]["workload"] = {"existing": existing}
+    service.services["chat"]["status"]["replicas"] = 3
+    _write_kubectl(tmp_path, service)
+    assert "1 ready (selected: 3)" in _screen(capsys, "status", "chat")
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(kubectl.read_text().replace(f'echo "{WORDS}"', 'echo "$*"'))
+    (pod,) = service.pods
+    assert f"/pods/https:{pod}:8200/proxy/outrider/why" in _screen(capsys, "why", "chat")
+
+
 def test_why_does_not_wait_for_a_pod_for_ever(
     service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
