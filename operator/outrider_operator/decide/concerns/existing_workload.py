@@ -77,10 +77,13 @@ def _in_force(world: ServiceWorld, file_digest: str) -> Verdict:
     """Is the spec in force in every ready pod, and is no part of it left for a restart?"""
     pods = world.pods
     if not pods.ready:
-        return lacking(pods, ConditionReason.CONFIG_PENDING, "No selected pod is ready")
-    for reason, sentence, why in _OBSTACLES:
+        why = lacking(pods, ConditionReason.NO_READY_ENDPOINT, "No selected pod is ready").message
+        return false(ConditionReason.CONFIG_PENDING, why)
+    for reason, sentence, words in _OBSTACLES:
         if named := [
-            f"{pod} ({said.rstrip('.')})" for pod in map(name_of, pods.ready) if (said := why(world, file_digest, pod))
+            f"{pod} ({said.rstrip('.')})"
+            for pod in map(name_of, pods.ready)
+            if (said := words(world, file_digest, pod))
         ]:
             more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
             return false(reason, cut(sentence.format(f"{', '.join(named[:_MOST_NAMED])}{more}"), 2048))

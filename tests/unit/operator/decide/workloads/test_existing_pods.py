@@ -119,6 +119,19 @@ def test_pods_that_are_not_ready_wait_without_a_fault() -> None:
     ]  # fmt: skip
 
 
+def test_pods_that_crash_are_pending_with_their_last_words() -> None:
+    """Updated took the reason of Available, which no page lists for it."""
+    world = ExistingWorld()
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such model"}}
+    for pod in world.selected:
+        world.end_readiness(pod)
+        waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+        world.selected[pod]["status"]["containerStatuses"] = [{"name": "vllm", "state": waiting, "lastState": ended}]
+    world.settle()
+    assert [world.reason(kind) for kind in (C.AVAILABLE, C.UPDATED)] == ["False/PodCrashing", "False/ConfigPending"]
+    assert "no such model" in world.condition(C.UPDATED).message
+
+
 def test_ready_pod_without_an_answer_yet_is_pending() -> None:
     world = ExistingWorld()
     world.settle()
