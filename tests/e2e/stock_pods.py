@@ -52,7 +52,7 @@ def name_vllm(cluster: Cluster) -> None:
 def runnable(deployment: dict[str, Any]) -> dict[str, Any]:
     """The Deployment with this machine's image, a small model for its own, and nothing that needs a GPU."""
     document = copy.deepcopy(deployment)
-    document["spec"]["replicas"] = 1
+    document["spec"] |= {"replicas": 1, "progressDeadlineSeconds": int(PATIENCE_S)}
     pod = document["spec"]["template"]["spec"]
     pod["volumes"] = [
         *(volume for volume in pod.get("volumes", []) if volume["name"] != "shared-memory"),
@@ -74,6 +74,9 @@ def runnable(deployment: dict[str, Any]) -> dict[str, Any]:
             {"name": "shared-memory", "mountPath": "/dev/shm"},
         ],
     }
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        if probe in vllm:  # a busy machine is slow, not wrong
+            vllm[probe] = {**vllm[probe], "timeoutSeconds": 30, "failureThreshold": 200}
     for words in ("command", "args"):
         vllm[words] = [TARGET if word == MODEL else word for word in vllm.get(words, [])]
     vllm["args"] += FLAGS  # of a repeated flag the last one counts
