@@ -70,8 +70,7 @@ class SLOClassCounters(Counters):
     """Finished requests that met the class's TPOT, and its TTFT where it has one."""
     aborted: Annotated[int, Metric("outrider_slo_class_aborted_total")] = 0
     """Requests whose client left before the answer was complete, in time or not. vLLM cannot tell a client that leaves
-    from an answer that ends at a stop string: a request that has stop strings counts as complete once it has a
-    token."""
+    from an answer that ends at a stop string. So a request with stop strings counts as complete once it has a token."""
     output_tokens: Annotated[int, Metric("outrider_slo_class_output_tokens_total")] = 0
     """Output tokens of finished requests."""
     tpot: Annotated[HistogramState, Metric("outrider_slo_class_tpot_seconds", bounds_s=TPOT_BUCKETS_S)] = (
@@ -205,9 +204,9 @@ class ArmCounters(Counters):
     speculated_s: Annotated[Sum, Metric("outrider_canary_speculated_seconds_total")] = 0.0
     """Plain seconds of the steps in which the request had proposals, or a drafter of its arm ran."""
     price_s: Annotated[Sum, Metric("outrider_canary_price_seconds_total")] = 0.0
-    """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
-    ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
-    corrected online."""
+    """Seconds of their decoding steps, as if all N requests of a step were of this arm. For each request and step it is
+    (T_target(N, verified) + sum of T_draft(N) over the drafters that ran) / N, by the latency model as corrected
+    online."""
     batch_steps: Annotated[list[Count], Field(max_length=32)] = []
     """Decoding steps, counted once for each of their requests, by requests in the step: 1, 2 to 3, 4 to 7 and so on."""
     plain_squared: Sum = 0.0

@@ -35,9 +35,9 @@ class RolloutCanary(Model):
     """Least gain of the candidate, in percent. A negative value lets it be that much worse. It is rolled out once the
     whole range of its gain is above this, and fails once all of the range is below."""
     min_requests: Annotated[int, Field(ge=10, le=1_000_000)] = 100
-    """Finished requests of each arm before the first judgement. Below 100 it errs more often if few requests are long:
-    with 5% of them 30 times as long, the range left out the true gain in 11% (at 40), 15% (20) and 21% (10) of
-    simulated canaries, instead of 6%."""
+    """Finished requests of each arm before the first judgement. Below 100 it errs more often if few requests are long.
+    With 5% of them 30 times as long, the range missed the true gain in 6% of simulated canaries at 100, and in 11% at
+    40, 15% at 20 and 21% at 10."""
     timeout: Duration = "6h"
     """Longest measurement, 1m to 168h; without a verdict by then, onInconclusive says what happens. Time in which no
     canary pod reports, or no operator looks, does not count."""
@@ -49,8 +49,8 @@ class RolloutCanary(Model):
 class Rollout(Model):
     strategy: RolloutStrategy = RolloutStrategy.ROLLING_UPDATE
     """RollingUpdate replaces pods within maxSurge and maxUnavailable. DraftCanary first measures a changed draftPool
-    against the running one in a canary pod, each on a random share of its requests, and rolls it out once its gain is
-    above leastGainPercent."""
+    against the running one in a canary pod, each on a random share of its requests. It rolls the pool out once its gain
+    is above leastGainPercent."""
     canary: RolloutCanary = RolloutCanary()
     """The measurement of strategy DraftCanary."""
     max_surge: Annotated[int, Field(ge=0, le=100)] = 1
