@@ -191,7 +191,7 @@ def cells() -> Iterable[Cell]:
         yield static(A100, 0.7, 32, loop_system(distort=distort), f", {title}")
     point = Point(Case(A100, 0.7), 32)
     yield Cell(f"{point}, not all of a step reported", loop_system(), partial(_measure_unreported, point))
-    for shift in (*plan.shifts(replace(plan.DEFAULT, worlds=(H200,)))[:2], *plan.shifts(plan.DEFAULT)[4:5]):
+    for shift in (plan.rise(Case(H200, 0.7)), plan.prompt_groups(Case(H200)), plan.prompt_groups(Case(A100))):
         yield Cell(f"{shift.name}, {shift.case}", loop_system(), partial(_measure_shift, shift))
     for mixed, name in plan.MIXED:
         case = Case(name, mix=mixed)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.replay import phases, plan, pool, profiles, slo_mix, static_load, wrong_models
+from bench.replay import plan, pool, profiles, slo_mix, static_load, wrong_models
 from bench.replay.bars import Bar, summary
 from bench.replay.cells import COUNT
 from bench.replay.tables import tables
@@ -109,14 +109,12 @@ def run_job(job: Job) -> Done:
     return Done(job, job_output, COUNT.cells - cells, time.process_time() - began_s)
 
 
-PARTS = ("static", "shifts", "slo", "wrong", "pool", "block")
+PARTS = ("static", "slo", "wrong", "pool", "block")
 
 
 def jobs(size: plan.Size) -> Iterator[Job]:
     for point in plan.points(size):
         yield Job("static", f"static: {point}", static_load.judge, (point, size.seeds, size.screening))
-    for shift in plan.shifts(size):
-        yield Job("shifts", f"shift: {shift.name}, {shift.case}", phases.judge, (shift, size.fewer, size.screening))
     for mix in plan.mixes(size):
         yield Job("slo", f"SLO mix: {mix.case}", slo_mix.judge, (mix, size.fewer, size.screening))
     for point in plan.wrong_points(size):
@@ -145,12 +143,7 @@ def _bars(by_part: dict[str, list[Any]]) -> list[Bar]:
         *(pool.bars(judged) for judged in by_part["pool"]),
     ]
     blocks = pool.block_bars(by_part["block"]) if by_part["block"] else []
-    return (
-        static_load.bars(by_part["static"])
-        + phases.bars(by_part["shifts"])
-        + [bar for bars in bar_groups for bar in bars]
-        + blocks
-    )
+    return static_load.bars(by_part["static"]) + [bar for bars in bar_groups for bar in bars] + blocks
 
 
 def _figures(by_part: dict[str, list[Any]]) -> dict[str, Any]:
@@ -162,13 +155,6 @@ def _figures(by_part: dict[str, list[Any]]) -> dict[str, Any]:
                 "requests": judged.point.requests, "best": judged.best, "goodput": round_figures(judged.figures),
             }
             for judged in by_part["static"]
-        ],
-        "shifts": [
-            {
-                "name": judged.shift.name, "case": str(judged.shift.case), "best": judged.best, "chosen": judged.chosen,
-                "speed": {name: getattr(judged, name).mean(0).round(4).tolist() for name in phases.COMPARED},
-            }
-            for judged in by_part["shifts"]
         ],
         "slo": [slo_mix.document(judged) for judged in by_part["slo"]],
         "pool": [

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Speeds = NDArray[np.float64]
 QUANTILE = 0.05
 
 
@@ -60,8 +58,3 @@ def best_on_means(figures: Mapping[str, Sequence[float]]) -> str:
 
 def geometric_mean(ratios: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios))))
-
-
-def share_of_gap(ours: Speeds, single: Speeds, oracle: Speeds) -> Speeds:
-    """Return the share of the gap between the best single setting and the oracle that ours closes."""
-    return (ours - single) / (oracle - single)

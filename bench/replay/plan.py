@@ -80,26 +80,42 @@ def wrong_points(size: Size) -> list[Point]:
 
 PHASE_STEPS = 600
 """Length of a phase in steps of plain decoding of 32 requests: 6 s at 10 ms per step."""
-LOADS = (0.05, 0.6, 1.3, 0.1, 0.8, 0.05)
+LOADS = (0.15, 0.4, 0.7, 1.0, 0.7, 0.4, 0.15)
 """Shares of what plain decoding can serve."""
 STEADY = 0.3
+BURST, IDLE_REQUESTS = 192, 24
 WINDOWS, WINDOW_STEPS, OF_CAPACITY, LONGEST_GAP_S = 6, 600, 0.5, 5.0
 """Windows, steps of a window, load and longest gap of the trace."""
 
 
-def shifts(size: Size) -> list[Shift]:
-    return [shift for name in SHIFTED if name in size.worlds for shift in _shifts(name)]
-
-
-def _shifts(name: str) -> list[Shift]:
-    full, seconds = capacity(name), PHASE_STEPS * step_s(name, 32)
-    rising = tuple(Phase(seconds, share * full, overloaded=share >= 1) for share in LOADS)
-    prompts = tuple(Phase(2 * seconds, STEADY * full, group) for group in GROUPS)
-    return [
-        Shift("load goes up and comes back", Case(name, 0.7), rising),
-        Shift("prompts change", Case(name, None), prompts),
-        trace(name, 0.7),
+def changing_loads() -> list[Shift]:
+    """Return the loads that change: up and down, bursts, the trace's arrivals, other prompts."""
+    h200, a100, l40s, large = SHIFTED[0], SHIFTED[1], "llama-3.1-8b-l40s", "llama-3.1-70b-4xh100"
+    rising = [
+        rise(Case(name, acceptance)) for name, acceptance in ((h200, 0.7), (a100, 0.7), (l40s, 0.5), (large, 0.5))
     ]
+    bursts = [burst(Case(a100, 0.9, drafters=("draft",))), burst(Case(h200, 0.7))]
+    prompts = [prompt_groups(Case(name, None)) for name in SHIFTED]
+    return [*rising, *bursts, *prompts, *(trace(name, 0.7) for name in SHIFTED)]
+
+
+def rise(case: Case) -> Shift:
+    full, seconds = capacity(case.world), PHASE_STEPS * step_s(case.world, 32)
+    rising = tuple(Phase(seconds, share * full, overloaded=share >= 1) for share in LOADS)
+    return Shift("load goes up and comes back", case, rising)
+
+
+def prompt_groups(case: Case) -> Shift:
+    rate, seconds = STEADY * capacity(case.world), 2 * PHASE_STEPS * step_s(case.world, 32)
+    return Shift("prompts change", case, tuple(Phase(seconds, rate, group) for group in GROUPS))
+
+
+def burst(case: Case) -> Shift:
+    """A few requests, one after the other; then many at once."""
+    seconds = IDLE_REQUESTS * TOKENS * step_s(case.world, 1)
+    few = np.arange(IDLE_REQUESTS) * seconds / IDLE_REQUESTS
+    phases = (Phase(seconds, IDLE_REQUESTS / seconds), Phase(1.0, BURST, overloaded=True))
+    return Shift("burst out of idleness", case, phases, (*few.tolist(), *[seconds] * BURST))
 
 
 def trace(name: str, acceptance: float) -> Shift:

@@ -22,7 +22,7 @@ AT_POINTS = {
 
 def tables(figures: dict[str, Any]) -> str:
     bars = [Bar(**bar) for bar in figures["bars"]]
-    parts = [_static_tables(figures, bars), _list_bars(bars, "2 "), *(_slo(row) for row in figures["slo"])]
+    parts = [_static_tables(figures, bars), *(_slo(row) for row in figures["slo"])]
     return "\n\n".join([*parts, _summarise_bars(bars, "4 "), _list_bars(bars, "5 "), _profiles(figures["profiles"])])
 
 

@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device
 from outrider_runtime.simulate.replay.engine import Log, Setting
 from outrider_runtime.simulate.replay.replay_requests import BLOCK_TOKENS, ReplayRequests
-from outrider_runtime.simulate.replay.workload import Workload
+from outrider_runtime.simulate.replay.workload import Floats, Workload
 from outrider_runtime.vllm_plugin import arguments, launch
 from outrider_runtime.worker_notes import write_device_ranks
 
@@ -69,6 +69,9 @@ class Served:
     preempted: int
     steady_latency_s: float = math.nan
     """Mean over the requests after each client's first one."""
+    arrived_s: Floats = field(default_factory=lambda: np.zeros(0))
+    done_s: Floats = field(default_factory=lambda: np.zeros(0))
+    """(R,): when each request came, and when its last token did; empty for a replay."""
 
 
 def mean_draft_length(log: Log) -> float:
@@ -114,7 +117,10 @@ def serve(
         latency_s = requests.done_s - requests.arrived_s
         playback = core.model_executor
         steady_s = float(latency_s[load.clients or 0 :].mean())
-        return Served(float(latency_s.mean()), mean_draft_length(playback.log), playback.preempted, steady_s)
+        length = mean_draft_length(playback.log)
+        return Served(
+            float(latency_s.mean()), length, playback.preempted, steady_s, requests.arrived_s, requests.done_s
+        )
 
 
 def charge(core: Any, clock: Clock, host: HostCosts) -> None:

@@ -213,11 +213,11 @@ def latency(point: JudgePoint, system: Stock | None, seed: int) -> float:
     model = profile(point.world, pool(point.case), seed % PROFILES)
     return serve(
         cell.setting(), point.load(seed), system, model, asynchronous=point.asynchronous,
-        host=host_costs(point.drafters, _host_system(system)),
+        host=host_costs(point.drafters, host_system(system)),
     ).steady_latency_s  # fmt: skip
 
 
-def _host_system(system: Stock | None) -> str:
+def host_system(system: Stock | None) -> str:
     if system is None:
         return LOOP
     return SPECULATING if system.drafter else WITHOUT_DRAFTS
