@@ -300,6 +300,7 @@ ATTRIBUTES = {
     "vllm.model_executor.layers.linear.ReplicatedLinear": "input_size",
     "vllm.config.compilation.CompilationConfig": "static_forward_context max_cudagraph_capture_size",
     "vllm.config.compilation.CUDAGraphMode": "separate_routine decode_mode",
+    "vllm.config.kernel.KernelConfig": "enable_jit_warmup",
     f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "prefill_cudagraph_manager",
 }  # fmt: skip
 """Class of vLLM's -> what we read or set of its objects."""

@@ -30,6 +30,7 @@ class OutriderCPUWorker(PoolWorker, cpu_worker.CPUWorker):  # type: ignore[misc]
 
     def compile_or_warm_up_model(self) -> Any:
         outrider_cpu.compile_stand_ins(self.model_runner, super().execute_model, self.sample_tokens)
+        self.vllm_config.kernel_config.enable_jit_warmup = False  # newer versions would repeat it for the largest batch
         return super().compile_or_warm_up_model()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:

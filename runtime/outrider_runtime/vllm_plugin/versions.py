@@ -42,12 +42,15 @@ def check_engine_version(version: str | None = None) -> str:
 
 def __getattr__(name: str) -> Any:
     """Import one of `MOVED`, and vLLM no earlier."""
-    for module in MOVED.get(name, ()):
+    for place in MOVED.get(name, ()):
         try:
-            return getattr(importlib.import_module(module), name)
+            module = importlib.import_module(place)
         except ModuleNotFoundError as error:
-            if not module.startswith(error.name or " "):
+            if not place.startswith(error.name or " "):
                 raise  # the module is there, and lacks a package
+            continue
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
