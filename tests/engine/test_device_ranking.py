@@ -167,7 +167,7 @@ def ranked_steps(
             {name: 1 + int(cap) for name, cap in zip(names, caps, strict=True)},
             {name: [0] * int(cap) for name, cap in zip(names, caps, strict=True)},
         )
-        _, starts, placeholders = ranking.reallocate_drafts(names, batch.idx_mapping)
+        _, starts, placeholders, *_ = ranking.reallocate_drafts(names, batch.idx_mapping)
         assert tokens == requests + placeholders
         made.append(starts[: requests + 1].clone())
     return made
