@@ -71,7 +71,7 @@ class JudgedShift:
 
 def judge(shift: Shift, seeds: int) -> JudgedShift:
     screened = {
-        name: np.log([_replayed(shift, name, seed) for seed in range(SCREENING_SEEDS)]).mean(0)
+        name: np.log([_replay_load(shift, name, seed) for seed in range(SCREENING_SEEDS)]).mean(0)
         for name in singles(shift.case)
     }
     best = best_on_means({name: [float(phases @ shift.shares())] for name, phases in screened.items()})
@@ -79,22 +79,22 @@ def judge(shift: Shift, seeds: int) -> JudgedShift:
         best_on_means({name: [float(phases[number])] for name, phases in screened.items()})
         for number in range(len(shift.phases))
     ]
-    served = {name: [_served(shift, stock(name), seed) for seed in range(seeds)] for name in {PLAIN, best, *chosen}}
+    served = {name: [_serve_load(shift, stock(name), seed) for seed in range(seeds)] for name in {PLAIN, best, *chosen}}
     by_phase = [[served[name][seed][number] for number, name in enumerate(chosen)] for seed in range(seeds)]
     measured = {PLAIN: served[PLAIN], BEST: served[best], HINDSIGHT: by_phase}
     if shift.case.world in VARLEN_GRAPHS and pool(shift.case)[0].name != "lookup":
         adaptive = Stock(pool(shift.case)[0].name, LONGEST, adaptive=True)
-        measured[ADAPTIVE] = [_served(shift, adaptive, seed) for seed in range(seeds)]
-    measured[OURS] = [_served(shift, None, seed) for seed in range(seeds)]
+        measured[ADAPTIVE] = [_serve_load(shift, adaptive, seed) for seed in range(seeds)]
+    measured[OURS] = [_serve_load(shift, None, seed) for seed in range(seeds)]
     return JudgedShift(f"{shift.name}, {shift.case}", shift.shares().tolist(), best, chosen, measured)
 
 
-def _replayed(shift: Shift, name: str, seed: int) -> Speeds:
+def _replay_load(shift: Shift, name: str, seed: int) -> Speeds:
     drawn = load(shift, seed)
     return speeds(shift, drawn, run(shift.case, singles(shift.case)[name], drawn, seed))
 
 
-def _served(shift: Shift, system: Stock | None, seed: int) -> list[float]:
+def _serve_load(shift: Shift, system: Stock | None, seed: int) -> list[float]:
     """Serve the load in vLLM, and return the speed in each phase."""
     drawn, drafters = load(shift, seed), pool(shift.case)
     cell = Cell(shift.case, OURS if system is None else PLAIN, share=1.0, asynchronous=True)
@@ -117,13 +117,13 @@ def table(judged: Sequence[JudgedShift]) -> list[str]:
 def _line(judged: JudgedShift) -> str:
     phase, least = judged.worst_phase(PLAIN)
     whole = {name: low_quantile(judged.ratios(name)) for name in judged.speeds if name != OURS}
-    plain = f"{least:.3f}{_missed(PLAIN, least)} (phase {phase})"
-    best = f"{whole[BEST]:.3f}{_missed(BEST, whole[BEST])} ({judged.best})"
+    plain = f"{least:.3f}{_mark_missed(PLAIN, least)} (phase {phase})"
+    best = f"{whole[BEST]:.3f}{_mark_missed(BEST, whole[BEST])} ({judged.best})"
     adaptive = f"{whole[ADAPTIVE]:.3f}" if ADAPTIVE in whole else "cannot run"
     return f"| {judged.shift} | {plain} | {best} | {whole[HINDSIGHT]:.3f} | {adaptive} |"
 
 
-def _missed(name: str, ratio: float) -> str:
+def _mark_missed(name: str, ratio: float) -> str:
     return "" if ratio >= LEAST[name] else " missed"
 
 
