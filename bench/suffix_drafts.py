@@ -6,12 +6,15 @@ The target answers prompts of three domains, greedily and at temperature 0.7. It
 a step proposes K tokens and gains those that the answer has, and one more. Before a head a request gets the proposals
 of which more tokens are expected to be accepted, by the runtime's own calibration of confidences, which learns during
 the walk. Gains have 95% intervals from a paired bootstrap over the answers. Answers are kept in `--answers`.
+
+Scope Service is walked over the second half of each domain's answers, with the first half kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 from outrider_runtime.control.plans import Forest
+from outrider_runtime.drafters.kept_answers import KeptAnswer, KeptAnswers
 from outrider_runtime.drafters.longest_match import follow_matches
 from outrider_runtime.drafters.suffix import MatchLengths
 from outrider_runtime.loop.confidences import Calibrator
@@ -32,6 +36,7 @@ from demo.load import PROMPTS
 K, LENGTH, BATCH = 4, 96, 8
 """Proposed tokens, tokens of an answer, and requests that run at once."""
 LOOKUP, SUFFIX = MatchLengths(2, 4), MatchLengths(1, 16)
+KEPT_BYTES = 16 << 20
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.7}
 NAMES = (
     "Anna Keller",
@@ -139,8 +144,11 @@ class Proposal(NamedTuple):
     confidence: NDArray[np.float64]
 
 
-def search_answer(answer: Answer, end: int, match: MatchLengths) -> Proposal:
-    made = follow_matches(answer.tokens[None], np.zeros(1, np.int64), np.array([end]), match, K)
+def search_answer(answer: Answer, end: int, match: MatchLengths, kept: KeptAnswers | None) -> Proposal:
+    text = answer.tokens[None], np.zeros(1, np.int64), np.array([end])
+    made = follow_matches(*text, match, K)
+    if kept is not None:
+        kept.improve(made, *text, np.zeros(1, np.int64))
     count = made.counts[0]
     return Proposal(0, made.tokens[0, :count], made.confidence[0, :count].astype(np.float64))
 
@@ -149,7 +157,15 @@ def follow_head(answer: Answer, end: int) -> Proposal:
     return Proposal(1, answer.head[end - answer.prompt - 1], np.zeros(K))
 
 
-def walk(answers: Sequence[Answer], match: MatchLengths | None, *, head: bool) -> NDArray[np.float64]:
+def keep_answers(answers: Sequence[Answer]) -> KeptAnswers:
+    kept = KeptAnswers(KEPT_BYTES, SUFFIX.longest, math.inf)
+    kept.update([KeptAnswer(0, answer.tokens[answer.prompt :], 0.0) for answer in answers], now_s=0.0)
+    return kept
+
+
+def walk(
+    answers: Sequence[Answer], match: MatchLengths | None, *, head: bool, kept: KeptAnswers | None = None
+) -> NDArray[np.float64]:
     """(answers, 3): tokens, steps and proposed tokens of each, BATCH answers at a time."""
     calibrator = Calibrator(2, K)
     made = np.zeros((len(answers), 3))
@@ -158,7 +174,7 @@ def walk(answers: Sequence[Answer], match: MatchLengths | None, *, head: bool) -
         while ends:
             used = dict[int, tuple[Proposal, int]]()
             for n, end in list(ends.items()):
-                proposal = _choose(answers[n], end, match, head, calibrator)
+                proposal = _choose(answers[n], end, match, head, calibrator, kept)
                 follows = answers[n].tokens[end : end + len(proposal.tokens)]
                 hits = int((proposal.tokens[: len(follows)] == follows).cumprod().sum())
                 gained = min(hits + 1, len(answers[n].tokens) - end)
@@ -171,8 +187,10 @@ def walk(answers: Sequence[Answer], match: MatchLengths | None, *, head: bool) -
     return made
 
 
-def _choose(answer: Answer, end: int, match: MatchLengths | None, head: bool, calibrator: Calibrator) -> Proposal:
-    proposals = [] if match is None else [search_answer(answer, end, match)]
+def _choose(
+    answer: Answer, end: int, match: MatchLengths | None, head: bool, calibrator: Calibrator, kept: KeptAnswers | None
+) -> Proposal:
+    proposals = [] if match is None else [search_answer(answer, end, match, kept)]
     proposals += [follow_head(answer, end)] if head else []
     return max(proposals, key=lambda made: _expect_tokens(made, calibrator))  # the first of equal ones
 
@@ -214,6 +232,23 @@ POOLS: dict[str, Callable[[Sequence[Answer]], NDArray[np.float64]]] = {
 COMPARED = (("suffix", "lookup"), ("suffix, head", "lookup, head"), ("suffix, head", "head"))
 
 
+def walk_second_half(answers: Sequence[Answer]) -> dict[str, NDArray[np.float64]]:
+    """The walks of the second half; Service: with the first half kept."""
+    kept, rest = keep_answers(answers[: len(answers) // 2]), answers[len(answers) // 2 :]
+    return {
+        "head": walk(rest, None, head=True),
+        "Request": walk(rest, SUFFIX, head=False),
+        "Service": walk(rest, SUFFIX, head=False, kept=kept),
+        "Request, head": walk(rest, SUFFIX, head=True),
+        "Service, head": walk(rest, SUFFIX, head=True, kept=kept),
+    }
+
+
+SCOPES_COMPARED = (
+    ("Service", "Request"), ("Service", "head"), ("Service, head", "Request, head"), ("Service, head", "head")
+)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="Spec-Bench, for more prompts of chat")
@@ -222,15 +257,20 @@ def main() -> int:
     write(options.answers, domains(options.prompts))
     for file in sorted(options.answers.glob("*.npz")):
         answers = load(file)
-        made = {name: pool(answers) for name, pool in POOLS.items()}
         print(f"\n{file.stem}: {len(answers)} answers")
-        for name, columns in made.items():
-            tokens, steps, proposed = columns.sum(0)
-            print(f"  {name:14s} {tokens / steps:.3f} tokens a step, {proposed / steps:.2f} proposed")
-        for new, old in COMPARED:
-            print(f"  [{new}] / [{old}]: {gain(made[new], made[old])}")
+        _print_walks({name: pool(answers) for name, pool in POOLS.items()}, COMPARED)
+        print(f"  their second half, scope Service: {len(answers) // 2} answers are kept")
+        _print_walks(walk_second_half(answers), SCOPES_COMPARED)
     _print_times()
     return 0
+
+
+def _print_walks(made: dict[str, NDArray[np.float64]], compared: Sequence[tuple[str, str]]) -> None:
+    for name, columns in made.items():
+        tokens, steps, proposed = columns.sum(0)
+        print(f"  {name:14s} {tokens / steps:.3f} tokens a step, {proposed / steps:.2f} proposed")
+    for new, old in compared:
+        print(f"  [{new}] / [{old}]: {gain(made[new], made[old])}")
 
 
 def _print_times() -> None:
@@ -245,6 +285,28 @@ def _print_times() -> None:
             follow_matches(texts, rows, np.full(64, length), SUFFIX, K)
             spans.append((time.process_time() - began) / 64)
         print(f"{length} tokens: {1e6 * float(np.median(spans)):.1f} us a request and step")
+    _print_times_of_kept_answers(rng)
+
+
+def _print_times_of_kept_answers(rng: np.random.Generator) -> None:
+    """CPU time of a search in a full memory by 64 requests, for texts like English and for texts of three tokens."""
+    for name, answers in (
+        ("words", rng.zipf(1.2, (2000, 200)) % 49152),
+        ("three tokens", rng.integers(3, size=(2000, 200))),
+    ):
+        kept, texts, rows = (
+            KeptAnswers(KEPT_BYTES, SUFFIX.longest, math.inf),
+            answers[-64:].astype(np.int32),
+            np.arange(64),
+        )
+        kept.update([KeptAnswer(0, answer.astype(np.int32), 0.0) for answer in answers[:-64]], now_s=0.0)
+        spans = list[float]()
+        for length in range(20, 190):
+            made = follow_matches(texts, rows, np.full(64, length), SUFFIX, K)
+            began = time.process_time()
+            kept.improve(made, texts, rows, np.full(64, length), np.zeros(64, np.int64))
+            spans.append((time.process_time() - began) / 64)
+        print(f"{KEPT_BYTES >> 20} MiB of kept {name}: {1e6 * float(np.median(spans)):.1f} us a request and step more")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from outrider_crds.base import Model
+from outrider_crds.base import Duration, Model
 from outrider_crds.model_sources import ModelRef
 from outrider_crds.names import Name
 
@@ -44,10 +44,16 @@ class SuffixScope(StrEnum):
 
 class Suffix(Model):
     scope: SuffixScope = SuffixScope.REQUEST
-    """Texts that are searched. Request: the request's own prompt and answer, so that nothing is kept and no request
-    sees another's tokens. Adapter, Tenant and Service are refused in this release."""
+    """Texts that are searched. Request: the request's own prompt and answer; nothing is kept. Adapter, Tenant and
+    Service also search answers that the pod gave before: on the same LoRA adapter, or on none; to the same tenant
+    (headers X-Tenant, Authorization and X-API-Key; a request without them shares with no other); to any request."""
     max_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """Longest match that is tried, in tokens."""
+    memory: Annotated[str, StringConstraints(max_length=5, pattern=r"^[1-9][0-9]{0,2}Mi$")] = "16Mi"
+    """Host memory for kept answers in each process that searches, 1Mi to 999Mi; 60 bytes a token. The oldest make room.
+    Not used with scope Request."""
+    max_age: Duration = "1h"
+    """Age at which a kept answer is erased. Not used with scope Request."""
 
 
 class NeuralDraft(Model):

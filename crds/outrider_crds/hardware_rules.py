@@ -8,7 +8,7 @@ from outrider_crds.rollout_settings import RolloutStrategy
 from outrider_crds.rule import Rule, label_keys, rules_on
 from outrider_crds.spec import CPU_PRODUCT, Accelerator, Backend, ProfilingMode, SpeculativeServiceSpec
 
-_ON_CPU = f"'{CPU_PRODUCT}' in self.accelerator.products"
+ON_CPU = f"'{CPU_PRODUCT}' in self.accelerator.products"
 
 
 def _gpu_absent(block: str) -> str:
@@ -63,14 +63,14 @@ _ACCELERATOR_RULES = (
         SpeculativeServiceSpec,
         (
             ".accelerator.count",
-            f"{_ON_CPU} || !has(self.accelerator.count) "
+            f"{ON_CPU} || !has(self.accelerator.count) "
             "|| self.accelerator.count * self.engine.nodes == self.engine.tensorParallelSize",
             "accelerator.count must equal engine.tensorParallelSize / engine.nodes (1 when absent): set all, or remove "
             "count",
         ),
         (
             ".engine.tensorParallelSize",
-            f"!({_ON_CPU}) || self.engine.tensorParallelSize == self.engine.nodes",
+            f"!({ON_CPU}) || self.engine.tensorParallelSize == self.engine.nodes",
             "engine.tensorParallelSize must equal engine.nodes (1 when absent) on cpu: remove it, or name GPU products",
         ),
         (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod, PromptLookup, Suffix, SuffixScope
 from outrider_crds.engine_rules import cel_sets_none
-from outrider_crds.rule import Rule, rules_on
+from outrider_crds.hardware_rules import ON_CPU
+from outrider_crds.rule import Rule, positive, rules_on
 from outrider_crds.spec import Backend, SpeculativeServiceSpec
 
 _SPLIT_KV = "--decode-context-parallel-size"
@@ -65,20 +66,19 @@ POOL_RULES: tuple[Rule, ...] = (
             "minTokens must not exceed maxTokens: lower minTokens or raise maxTokens",
         ),
     ),
-    *rules_on(
-        Suffix,
-        (
-            ".scope",
-            f"self.scope == '{SuffixScope.REQUEST}'",
-            "scope Adapter, Tenant or Service needs the answers of other requests, which this release does not keep: "
-            "use scope Request",
-        ),
-    ),
+    positive(Suffix, "maxAge"),
     *rules_on(
         SpeculativeServiceSpec,
         _single_method_rule(DraftMethod.MTP, ", the target has one set of layers"),
         _single_method_rule(DraftMethod.PROMPT_LOOKUP, " in this release"),
         _single_method_rule(DraftMethod.SUFFIX, " in this release"),
+        (
+            ".draftPool",
+            f"!has(self.draftPool) || {ON_CPU} || self.engine.backend == '{Backend.TORCH}' || "
+            f"self.draftPool.all(d, !has(d.suffix) || d.suffix.scope == '{SuffixScope.REQUEST}')",
+            "suffix.scope Adapter, Tenant or Service needs product cpu or engine.backend Torch in this release: vLLM "
+            "searches on the GPU, and kept answers are on the host. Use scope Request",
+        ),
         (
             ".draftPool",
             "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, !has(d.sparseSelf) || "

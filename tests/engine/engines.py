@@ -28,6 +28,7 @@ from outrider_crds.draft_pool import (
     PromptLookup,
     SparseSelf,
     Suffix,
+    SuffixScope,
 )
 from outrider_crds.model_sources import HostPathSource, ModelRef, ModelSource
 from outrider_crds.runtime_config import BootConfig, HotConfig
@@ -103,8 +104,8 @@ def lookup(name: str = "pld") -> DrafterSpec:
     )
 
 
-def suffix(name: str = "suffix") -> DrafterSpec:
-    return DrafterSpec(name=name, method=DraftMethod.SUFFIX, suffix=Suffix())
+def suffix(name: str = "suffix", scope: SuffixScope = SuffixScope.REQUEST) -> DrafterSpec:
+    return DrafterSpec(name=name, method=DraftMethod.SUFFIX, suffix=Suffix(scope=scope))
 
 
 def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> DrafterSpec:

@@ -233,7 +233,8 @@ ATTRIBUTES = {
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_id ref_cnt",
     "vllm.v1.request.Request": (
         "request_id status arrival_time sampling_params max_tokens num_tokens num_prompt_tokens num_computed_tokens "
-        "num_output_tokens num_output_placeholders spec_token_ids is_prefill_chunk"
+        "num_output_tokens num_output_placeholders spec_token_ids is_prefill_chunk output_token_ids mm_features "
+        "prompt_embeds"
     ),
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "num_scheduled_tokens scheduled_spec_decode_tokens num_spec_tokens_to_schedule num_invalid_spec_tokens "

@@ -15,9 +15,10 @@ values of `loop.confidences` make an acceptance rate of it, which it then learns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from outrider_crds.draft_pool import DrafterSpec
+from outrider_crds.draft_pool import DrafterSpec, SuffixScope
 
 from outrider_runtime.drafters.method import Method
 
@@ -30,6 +31,9 @@ BASE = -0.2
 drafter and a head: 2 less loses 10% of the tokens a step on JSON, and gains 1% on chat."""
 MOST_MATCHES = 64
 """Matches that are compared, the latest first: more would say nothing new, and take long in a text of one token."""
+
+TENANT_ARGUMENT = "outrider_tenant"
+"""Names the request's tenant among its extra arguments."""
 
 
 class MatchLengths(NamedTuple):
@@ -44,3 +48,14 @@ def match_lengths(drafter: DrafterSpec) -> MatchLengths | None:
     if drafter.prompt_lookup is not None:
         return MatchLengths(drafter.prompt_lookup.min_tokens, drafter.prompt_lookup.max_tokens)
     return MatchLengths(1, drafter.suffix.max_tokens) if drafter.suffix is not None else None
+
+
+def sharing_scope(drafters: Sequence[DrafterSpec]) -> SuffixScope | None:
+    """Return the scope within which requests share answers; None if they do not."""
+    scopes = [drafter.suffix.scope for drafter in drafters if drafter.suffix is not None]
+    return next((scope for scope in scopes if scope is not SuffixScope.REQUEST), None)
+
+
+def names_tenants(drafters: Sequence[DrafterSpec]) -> bool:
+    """Whether the server has to tell a request's tenant to the engine."""
+    return sharing_scope(drafters) is SuffixScope.TENANT

@@ -22,6 +22,7 @@ from outrider_runtime.server.request_traces import RequestTraces
 from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.server.slo_header import with_slo_class, with_slo_limits
 from outrider_runtime.server.strict_json import parse_object
+from outrider_runtime.server.tenant_header import with_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,15 @@ class GateFacts:
 class RequestGate:
     """Answers a request that must not reach the engine with an OpenAI-style error; passes other requests on."""
 
-    def __init__(self, app: App, facts: Callable[[], GateFacts], traces: RequestTraces | None = None) -> None:
-        """traces: makes a span of each request; None without OpenTelemetry."""
+    def __init__(
+        self, app: App, facts: Callable[[], GateFacts], traces: RequestTraces | None = None, *,
+        names_tenants: bool = False,
+    ) -> None:  # fmt: skip
+        """traces: makes a span of each request; None without OpenTelemetry. names_tenants: see `drafters.suffix`."""
         self._app = app
         self._facts = facts
         self._traces = traces
+        self._names_tenants = names_tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -112,7 +117,8 @@ class RequestGate:
         if scope["method"] != "POST":
             return receive  # vLLM's router answers 405
         # In a thread: a body of many megabytes takes seconds, during which other requests must be answered.
-        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, await read_in_time(receive), scope, facts)
+        body = await read_in_time(receive)
+        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, body, scope, facts, self._names_tenants)
         return replay_body(body, receive)
 
 
@@ -123,7 +129,7 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
-def _check_body(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dict[str, Any]]:
+def _check_body(body: bytes, scope: Scope, facts: GateFacts, names_tenants: bool) -> tuple[bytes, dict[str, Any]]:
     """Return the body to pass to the engine, as bytes and parsed. Raises RequestError."""
     document = parse_object(body)
     if route_path(scope) in TEXT_PATHS:
@@ -134,7 +140,8 @@ def _check_body(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dic
         raise RequestError(what, "model", status=HTTPStatus.SERVICE_UNAVAILABLE)
     with_slo = with_slo_of_headers(scope, document, facts.slo_classes)
     check_request(with_slo)
-    return body if with_slo is document else rewrite(scope, with_slo), with_slo
+    checked = with_tenant(with_slo, scope["headers"]) if names_tenants else with_slo
+    return body if checked is document else rewrite(scope, checked), checked
 
 
 def with_slo_of_headers(

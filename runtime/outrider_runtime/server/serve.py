@@ -16,12 +16,13 @@ from types import FrameType
 from typing import NoReturn
 
 from outrider_crds.model_sources import ModelRef, ModelSource
-from outrider_crds.runtime_config import STATE_PATH
+from outrider_crds.runtime_config import STATE_PATH, BootConfig
 from outrider_crds.runtime_state import RuntimeState, SLOClassState
 from outrider_crds.spec import Backend
 
 from outrider_runtime.bucket import is_bucket
 from outrider_runtime.drafters.pool import model_config
+from outrider_runtime.drafters.suffix import names_tenants
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import SIGNALLED, Drain, EngineDiedError, EngineServer
@@ -151,17 +152,18 @@ def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, 
     backend = import_module(TORCH_BACKEND)
     os.environ.update(backend.engine_environment(serving.boot, os.environ))
     os.environ.update(server_environment(os.environ, Path(serving.paths.run_dir)))
-    server = _server(serving.boot.target.name, watch, listener, drain)
+    server = _server(serving.boot, watch, listener, drain)
     asyncio.run(server.serve(backend.start_torch_engine(serving), listener))
     return server.exit_status
 
 
-def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
+def _server(boot: BootConfig, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
     def add_gate(app: App) -> App:
-        return RequestGate(app, watch.gate_facts, request_traces(os.environ))
+        tenants = names_tenants(boot.draft_pool)
+        return RequestGate(app, watch.gate_facts, request_traces(os.environ), names_tenants=tenants)
 
     def announce() -> None:
-        logger.info("serving %s: OpenAI API on %s/v1", model, _address(listener))
+        logger.info("serving %s: OpenAI API on %s/v1", boot.target.name, _address(listener))
 
     server = EngineServer(wrap=add_gate, drain=drain, announce=announce)
     watch.follow(server.view)
@@ -187,7 +189,7 @@ def _serve_until_drained(
     remaining = plan
     while True:
         _prepare(remaining, os.environ)
-        server = _server(plan.boot.target.name, watch, listener, drain)
+        server = _server(plan.boot, watch, listener, drain)
         try:
             arguments = parse_arguments(_arguments(remaining, place), drain)
             uvloop.run(server.serve(start_vllm(arguments, serving), listener))

@@ -13,6 +13,7 @@ from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS, ST
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 
+from outrider_runtime.drafters.suffix import names_tenants
 from outrider_runtime.server.admin import AdminPages
 from outrider_runtime.server.gate import (
     GENERATE_PATHS,
@@ -33,6 +34,7 @@ from outrider_runtime.server.page_server import WebPage
 from outrider_runtime.server.runtime_metrics import RuntimeStateCollector
 from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.server.strict_json import parse_object
+from outrider_runtime.server.tenant_header import with_tenant
 from outrider_runtime.server.vllm_backend import add_innermost
 from outrider_runtime.server.watch import EngineWatch, ServerView
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
@@ -58,6 +60,7 @@ class EnginePages:
         self._pages = pages
         self._watch = watch
         REGISTRY.register(SeparateCollector(state))
+        self.names_tenants = names_tenants(plan.boot.draft_pool)
 
     def answer(self, path: str) -> WebPage:
         return self._pages.answer(path)
@@ -82,6 +85,8 @@ class ServedPages(Protocol):
 
     def answer(self, path: str) -> WebPage: ...
     def slo_classes(self) -> Sequence[str]: ...
+    @property
+    def names_tenants(self) -> bool: ...
 
 
 class StockApp:
@@ -103,11 +108,12 @@ class StockApp:
             if path in (STATE_PATH, WHY_PATH):
                 await _send_page(await asyncio.to_thread(self._page, path), send)
                 return
-            classes = () if self._pages is None else self._pages.slo_classes()
-            names_slo = any(name in _SLO_HEADERS for name, _ in scope["headers"])
-            if classes and names_slo and path in GENERATE_PATHS and scope["method"] == "POST":
-                await self._with_slo(classes, scope, receive, send)
-                return
+            if self._pages is not None and path in GENERATE_PATHS and scope["method"] == "POST":
+                names_slo = any(name in _SLO_HEADERS for name, _ in scope["headers"])
+                classes = self._pages.slo_classes() if names_slo else ()
+                if classes or self._pages.names_tenants:
+                    await self._with_arguments(classes, self._pages.names_tenants, scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
     def _page(self, path: str) -> WebPage:
@@ -116,9 +122,11 @@ class StockApp:
             return WebPage(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", body)
         return self._pages.answer(path)
 
-    async def _with_slo(self, classes: Sequence[str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _with_arguments(
+        self, classes: Sequence[str], tenants: bool, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
-            body = await asyncio.to_thread(_body_with_slo, classes, scope, await read_in_time(receive))
+            body = await asyncio.to_thread(_rewrite_body, classes, tenants, scope, await read_in_time(receive))
         except RequestError as error:
             await refuse(error, send)
         except ClientLeftError:
@@ -127,10 +135,12 @@ class StockApp:
             await self._app(scope, replay_body(body, receive), send)
 
 
-def _body_with_slo(classes: Sequence[str], scope: Scope, body: bytes) -> bytes:
+def _rewrite_body(classes: Sequence[str], tenants: bool, scope: Scope, body: bytes) -> bytes:
+    """Return the body with the SLO and the tenant that the headers name. classes: none if the headers name no SLO."""
     document = parse_object(body)
-    with_slo = with_slo_of_headers(scope, document, classes, allow_other_names=True)
-    return body if with_slo is document else rewrite(scope, with_slo)
+    made = with_slo_of_headers(scope, document, classes, allow_other_names=True) if classes else document
+    made = with_tenant(made, scope["headers"]) if tenants else made
+    return body if made is document else rewrite(scope, made)
 
 
 async def _send_page(page: WebPage, send: Send) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
+from outrider_runtime.loop.shared_answers import SharedAnswers
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.tree import Tree, merge
@@ -66,7 +67,7 @@ class DraftTask(NamedTuple):
 
 
 class TorchDrafter(Protocol):
-    """A drafter of this engine. One without a KV cache leaves `catch_up` and `forget` as they are here: empty."""
+    """A drafter of this engine. What it has no use for stays as it is here: empty."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -79,6 +80,10 @@ class TorchDrafter(Protocol):
 
     def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
         """Run over the step's committed tokens, then propose a tree for each request; empty where none is requested."""
+
+    def share(self, _shared: SharedAnswers, /) -> None:
+        """Keep finished answers, and note which requests of the step may use them; in the order of `request_steps`."""
+        return
 
     def forget(self, _request: str, /) -> None:
         """Drop the request's KV: it has ended, was preempted, or its memory was taken away."""

@@ -13,6 +13,7 @@ from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.runtime_state import DrafterMemory
 
 from outrider_runtime.bucket import is_bucket
+from outrider_runtime.drafters.kept_answers import kept_answers
 from outrider_runtime.drafters.pool import choose_pool
 from outrider_runtime.drafters.suffix import match_lengths
 from outrider_runtime.paths import Paths
@@ -84,7 +85,7 @@ def _drafter(spec: DrafterSpec, paths: Paths, target: CachedModel, pool: KVPool,
     """Load one drafter. number: the number it will have in the KV pool."""
     match = match_lengths(spec)
     if match is not None:
-        return SuffixDrafter(match)
+        return SuffixDrafter(match, kept_answers(spec))
     assert spec.neural is not None
     folder = model_folder(spec.neural.model, paths, draft_mount(spec.name))
     if spec.method is DraftMethod.EAGLE:

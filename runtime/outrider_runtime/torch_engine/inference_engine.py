@@ -18,6 +18,7 @@ import torch
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.loop.request_table import End
+from outrider_runtime.loop.shared_answers import AnswerSharing
 from outrider_runtime.step_clock import HostClock, StepClock
 from outrider_runtime.torch_engine.batch_scheduler import BatchScheduler, ScheduledRequest, SchedulerLimits
 from outrider_runtime.torch_engine.commit import (
@@ -87,6 +88,7 @@ class InferenceEngine:
         self._clock = clock
         self._step_clock = step_clock or HostClock()
         self._planner = Planner(loop, self.scheduler, pool, longest, clock())
+        self._sharing = AnswerSharing(loop.hosted)
         self._requests: dict[str, Request] = {}
         """Requests whose answer is not complete, by name."""
         self._set_idle(np.zeros(len(models.drafters), bool))
@@ -111,6 +113,7 @@ class InferenceEngine:
     def add(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None = None) -> None:
         """Queue a request. arrived_at: Unix seconds. extra_args: may name the request's SLO class or its own SLO."""
         self._planner.register(request, arrived_at, extra_args)
+        self._sharing.register(request.name, None, extra_args)
         self._requests[request.name] = request
         self.scheduler.add(request)
 
@@ -118,11 +121,12 @@ class InferenceEngine:
         """Drop a request whose client has left; do nothing when it has already ended."""
         if name in self._requests:
             self._planner.note_abort(name, self._clock())
-            self._remove(name)
+            self._remove(name, is_complete=False)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str, *, is_complete: bool) -> None:
         """Free everything that an ended request held."""
         request = self._requests.pop(name)
+        self._sharing.note_end(name, request.tokens[request.prompt_tokens :] if is_complete else None, self._clock())
         self.scheduler.finish(request)
         self._forget(request)
 
@@ -201,6 +205,10 @@ class InferenceEngine:
         """Let the drafters propose, and cut proposals that are longer than what the answer may still get."""
         self._set_idle(order.runs)
         requests = [scheduled_request.request for scheduled_request in scheduled]
+        shared = self._sharing.take([step.request.name for step in committed.request_steps], self._clock())
+        if shared is not None:
+            for drafter in self._models.drafters:
+                drafter.share(shared)
         report = draft(self._models.drafters, step_number, order, requests, committed, self._step_clock)
         for request in (request_step.request for request_step in committed.request_steps):
             depth = self._planner.tokens_left(request) - 1  # one token is left for the bonus token
@@ -215,7 +223,7 @@ class InferenceEngine:
         self._planner.observe(report, delivered, target_s, verdicts(result.judged), self._clock())
         for output in result.outputs:
             if output.finish is not None:
-                self._remove(output.request)
+                self._remove(output.request, is_complete=True)
 
     def _set_idle(self, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         """Name the drafters whose KV goes first when memory is short. runs: (D,), whether each drafter runs."""

@@ -32,7 +32,7 @@ class DraftingStep:
         self._columns = {name: column for column, name in enumerate(names)}
         self._clock = clock
         self._agree = agree
-        self._rows: list[int] = []
+        self.rows: list[int] = []
         """Column of the order, by row of the batch."""
         self._spans: dict[int, tuple[Any, Any]] = {}
         self._catch_ups: dict[int, tuple[Any, Any]] = {}
@@ -42,9 +42,9 @@ class DraftingStep:
 
     def begin(self, batch: Sequence[str]) -> None:
         """Begin the step. batch: the requests in the worker's order."""
-        self._rows = [self._columns[name] for name in batch]
-        self.chosen = self.order.chosen[self._rows]
-        self.second = self.order.second[self._rows]
+        self.rows = [self._columns[name] for name in batch]
+        self.chosen = self.order.chosen[self.rows]
+        self.second = self.order.second[self.rows]
 
     def rows_of(self, drafter: int) -> npt.NDArray[np.int64]:
         """Return the rows of the batch that may get `drafter`'s proposals."""
@@ -52,7 +52,7 @@ class DraftingStep:
 
     def gaps(self, drafter: int) -> list[KVGap]:
         """Return the KV gaps that `drafter` fills; `request` is the row of the batch."""
-        return [gap._replace(request=self._rows.index(gap.request)) for gap in self.order.gaps_of(drafter)]
+        return [gap._replace(request=self.rows.index(gap.request)) for gap in self.order.gaps_of(drafter)]
 
     def run(self, drafter: int, propose: Callable[[], T]) -> T | None:
         """Run and time a member; None if it raised. Raises RanksDisagreeError if it raised on some ranks only."""
@@ -104,7 +104,7 @@ class DraftingStep:
 
     def lengths(self) -> list[int]:
         """Return the tokens proposed for each request, in the batch's order; only if `over`."""
-        return [0] * len(self._rows) if self._made is None else self._made[0].tolist()
+        return [0] * len(self.rows) if self._made is None else self._made[0].tolist()
 
     def report(self) -> DraftReport:
         """Make the report; only if `over`."""
@@ -115,7 +115,7 @@ class DraftingStep:
         columns = np.zeros((rows, len(self._columns)), dtype=np.int8)
         columns[1], columns[2:] = NO_DRAFTER, UNKNOWN
         if self._made is not None:
-            columns[:, self._rows] = self._made.numpy()
+            columns[:, self.rows] = self._made.numpy()
         confidence = columns[2:].T if rows > 2 else None
         caught_up_s = {drafter: self._clock.seconds(*span) for drafter, span in self._catch_ups.items()}
         return DraftReport(

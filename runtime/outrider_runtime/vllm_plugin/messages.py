@@ -19,6 +19,7 @@ from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.loop.confidences import Calibration
 from outrider_runtime.loop.draft_caches import KVGap
 from outrider_runtime.loop.orders import Order
+from outrider_runtime.loop.shared_answers import SharedAnswers
 
 ATTRIBUTE = "outrider"
 IDLE = -1
@@ -67,6 +68,8 @@ class DraftOrder(NamedTuple):
     """The order for this step's own placeholders; None: all placeholders are verified."""
     calibration: Calibration | None = None
     """Calibration of the drafters' confidences; None: unknown."""
+    shared: SharedAnswers | None = None
+    """Finished answers to keep, and which requests may use them; None: requests share nothing."""
 
     def gaps_of(self, drafter: int) -> list[KVGap]:
         return [gap for gap in self.gaps if gap.drafter == drafter]

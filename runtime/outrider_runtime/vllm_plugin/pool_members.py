@@ -15,6 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from outrider_runtime.drafters.draft_configs import too_few_positions
 from outrider_runtime.drafters.draft_model import keeps_state
+from outrider_runtime.drafters.kept_answers import kept_answers
 from outrider_runtime.drafters.pool import window_too_long
 from outrider_runtime.drafters.suffix import match_lengths
 from outrider_runtime.drafters.window import window_of
@@ -81,7 +82,7 @@ def _member(
         return SparseSelfMember(config, device, window, adapt)
     match = match_lengths(drafter)
     assert match is not None
-    return SuffixMember(config, device, req_states, match)
+    return SuffixMember(config, device, req_states, match, kept_answers(drafter))
 
 
 def pool_speculator(

@@ -39,6 +39,7 @@ from outrider_runtime.loop.compile_loop import compile_loop
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.mounted_profile import PodIdentity
 from outrider_runtime.loop.reporter import Reporter
+from outrider_runtime.loop.shared_answers import AnswerSharing
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import ChainCounts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
@@ -101,6 +102,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             },
         )  # fmt: skip
         self.can_skip_drafts = False  # the order says what each drafter runs, also in a step that needs no proposals
+        self._sharing = AnswerSharing(plan.pool.hosted)
         self._broken = BrokenAnswers(self)
         self._scheduled_at = time.monotonic()
         self._planned: Sequence[str] = ()
@@ -230,6 +232,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             order = draft_order(step, ordered)._replace(
                 verify=verify_order(self._verify_plan, self._planned, seen.names, verified),
                 calibration=self.outrider.calibration,
+                shared=self._sharing.take(names, time.monotonic()),
             )
             if self.outrider.profiled_placeholders is not None:  # the worker fills those without a proposal
                 order = order._replace(draft_tokens=self.outrider.profiled_placeholders)
@@ -270,11 +273,14 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if request.request_id not in self.requests:  # it was the end of a streamed session
             return
         extra = request.sampling_params.extra_args if request.sampling_params else None
+        adapter = request.lora_request.lora_name if request.lora_request is not None else None
         with self._guard() as stepper:
+            if request.prompt_embeds is None and not request.mm_features:
+                self._sharing.register(request.request_id, adapter, extra)
             stepper.requests.arrived(
                 request.request_id, request.arrival_time, extra, prompt=request.num_prompt_tokens,
                 limit=limit(request, self.max_model_len),
-                adapter=request.lora_request.lora_name if request.lora_request is not None else None,
+                adapter=adapter,
             )  # fmt: skip
             # vLLM's priority policy has another kind of queue: its order is the user's, and stays.
             in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)
@@ -298,6 +304,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         with self._guard() as stepper:
+            is_complete = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+            answer = request.output_token_ids if is_complete else None
+            self._sharing.note_end(request.request_id, answer, time.monotonic())
             stepper.leaves(request.request_id)
             if request.status == RequestStatus.FINISHED_ABORTED:
                 params = request.sampling_params

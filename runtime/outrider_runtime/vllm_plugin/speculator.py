@@ -24,6 +24,7 @@ from outrider_runtime.vllm_plugin.messages import IDLE
 from outrider_runtime.vllm_plugin.proposed import Proposed, acceptance, assign_proposals, real
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.sparse_self_member import SparseSelfMember
+from outrider_runtime.vllm_plugin.suffix_member import SuffixMember
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
@@ -289,6 +290,9 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             self._fail_start_on_error(lambda member: partial(propose_by, member, dummy_run=dummy_run))
             return tokens
         step.begin(input_batch.req_ids)
+        for member in self._members.values():
+            if isinstance(member, SuffixMember):
+                member.share(step.order.shared, step.rows)
         proposals = self._run(step, input_batch, propose_by)
         if step.order.draft_tokens:
             self._end(step, assign_proposals(tokens, proposals, step))

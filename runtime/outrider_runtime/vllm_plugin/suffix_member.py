@@ -6,13 +6,17 @@ since only the device knows the last tokens with asynchronous scheduling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from outrider_runtime.drafters.kept_answers import NO_OWNER, KeptAnswers
 from outrider_runtime.drafters.longest_match import follow_matches
 from outrider_runtime.drafters.suffix import MatchLengths
+from outrider_runtime.loop.shared_answers import SharedAnswers
 from outrider_runtime.vllm_plugin.suffix_search import search
 
 
@@ -25,11 +29,29 @@ class SuffixMember(BaseSpeculator):  # type: ignore[misc]  # vLLM is untyped her
     evidence: torch.Tensor
     """(requests, most tokens): confidence in each of them."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any, match: MatchLengths) -> None:
+    def __init__(
+        self, vllm_config: Any, device: torch.device, req_states: Any, match: MatchLengths,
+        kept: KeptAnswers | None = None,
+    ) -> None:  # fmt: skip
+        """kept: answers that requests share. Raises ValueError on a GPU, whose search does not reach them."""
+        if kept is not None and device.type != "cpu":
+            raise ValueError("its scope needs a CPU: on a GPU a suffix drafter searches the request's own text only")
         self.num_speculative_steps: int = vllm_config.speculative_config.num_speculative_tokens
         self._states = req_states
         self._match = match
         self._device = device
+        self._kept = kept
+        self._owners = np.zeros(0, np.int64)
+
+    def share(self, shared: SharedAnswers | None, rows: Sequence[int]) -> None:
+        """Keep finished answers, and note whose the batch's requests may use: none if nothing is said.
+
+        rows: columns of the batch's requests in `shared`.
+        """
+        self._owners = np.full(len(rows), NO_OWNER)
+        if self._kept is not None and shared is not None:
+            self._kept.update(shared.finished, shared.now_s)
+            self._owners = shared.owners[rows]
 
     def init_cudagraph_manager(self, _cudagraph_mode: Any) -> None:
         """Make none: it runs no model."""
@@ -49,7 +71,10 @@ class SuffixMember(BaseSpeculator):  # type: ignore[misc]  # vLLM is untyped her
         lengths = torch.where(num_sampled[: len(rows)] > 0, self._states.total_len.gpu[rows], 0).long()
         texts = self._states.all_token_ids.gpu
         if self._device.type == "cpu":
-            made = follow_matches(texts.numpy(), rows.numpy(), lengths.numpy(), self._match, most)
+            searched = texts.numpy(), rows.numpy(), lengths.numpy()
+            made = follow_matches(*searched, self._match, most)
+            if self._kept is not None and not dummy_run:
+                self._kept.improve(made, *searched, self._owners)
             tokens, self.follow_up_tokens, self.evidence = map(torch.from_numpy, made)
         else:  # the whole width in a dummy run, whose memory vLLM measures; the last token was sampled in this step
             end = texts.shape[1] if dummy_run else int(input_batch.seq_lens_cpu_upper_bound.numpy().max()) + 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from outrider_crds.runtime_state import RuntimeState
+from outrider_runtime.drafters.suffix import TENANT_ARGUMENT
 from outrider_runtime.server.page_server import WebPage
 from outrider_runtime.stock_server.activity import Activity
 from outrider_runtime.stock_server.entry_point import STRICT_VARIABLE
@@ -25,8 +26,9 @@ BODY = b'{"model":  "m", "vllm_xargs": {"mine": 1}}'
 
 
 class Pages:
-    def __init__(self, *classes: str) -> None:
+    def __init__(self, *classes: str, names_tenants: bool = False) -> None:
         self._classes = classes
+        self.names_tenants = names_tenants
 
     def answer(self, path: str) -> WebPage:
         return WebPage(HTTPStatus.OK, "text/plain", path.encode())
@@ -56,6 +58,14 @@ async def test_slo_header_becomes_the_class_of_the_body() -> None:
     assert (await send(engine, Pages("batch"), **{"X-SLO-Class": "batch"})).status_code == 200
     assert json.loads(engine.bodies[0])["vllm_xargs"] == {"mine": 1, "slo_class": "batch"}
     assert engine.headers[0][b"content-length"] == str(len(engine.bodies[0])).encode()
+
+
+async def test_tenant_is_named_if_drafters_share_by_tenant() -> None:
+    engine = Engine()
+    for pages in (Pages("batch", names_tenants=True), Pages(names_tenants=True)):
+        await send(engine, pages, **{"Authorization": "Bearer one", "X-SLO-Class": "batch"})
+    arguments = [json.loads(body)["vllm_xargs"] for body in engine.bodies]
+    assert [sorted(names) for names in arguments] == [["mine", TENANT_ARGUMENT, "slo_class"], ["mine", TENANT_ARGUMENT]]
 
 
 async def test_unknown_slo_class_is_refused_with_the_known() -> None:

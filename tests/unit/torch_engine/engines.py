@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from outrider_crds.draft_pool import DrafterSpec
-from outrider_runtime.drafters.suffix import MatchLengths
+from outrider_runtime.drafters.suffix import TENANT_ARGUMENT, MatchLengths
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.commit import FinishReason
@@ -64,12 +64,13 @@ class Harness:
 
     def add(
         self, prompt: Sequence[int], max_tokens: int = 20, sampling: Sampling = GREEDY, slo_class: str | None = None,
-        **stops: Any,
+        tenant: str | None = None, **stops: Any,
     ) -> str:  # fmt: skip
         name = f"r{next(self.serial)}"
         request = Request(name, list(prompt), len(prompt), Stops(max_tokens, **stops), sampling, Letters())
         self.answers[name] = Answer()
-        self.engine.add(request, time.time(), {} if slo_class is None else {"slo_class": slo_class})
+        named = {"slo_class": slo_class, TENANT_ARGUMENT: tenant}
+        self.engine.add(request, time.time(), {name: value for name, value in named.items() if value is not None})
         return name
 
     def step(self) -> list[Output]:

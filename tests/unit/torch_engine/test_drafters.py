@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from outrider_crds.draft_pool import SuffixScope
+from outrider_runtime.drafters.kept_answers import kept_answers
 from outrider_runtime.drafters.suffix import MatchLengths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
@@ -111,6 +113,36 @@ def test_drafter_that_raises_is_suspended_and_answers_go_on(models: Path) -> Non
     harness.loop.pin(4, "draft")
     assert answers(harness, GREEDY) == plain
     assert "TypeError" in harness.loop.state().drafters["draft"].suspended
+
+
+@pytest.mark.parametrize(
+    ("scope", "tenants", "is_shared"),
+    [
+        (SuffixScope.SERVICE, (None, None), True),
+        (SuffixScope.TENANT, ("a", "a"), True),
+        (SuffixScope.TENANT, ("a", "b"), False),
+        (SuffixScope.TENANT, (None, None), False),
+        (SuffixScope.REQUEST, ("a", "a"), False),
+    ],
+)
+def test_answer_speeds_up_requests_of_its_scope_alone(
+    models: Path, scope: SuffixScope, tenants: tuple[str | None, str | None], is_shared: bool
+) -> None:
+    """A second request takes fewer steps, and gets the same answer."""
+    spec = engines.suffix(scope=scope)
+    drafter = SuffixDrafter(MatchLengths(1, 16), kept_answers(spec))
+    harness = make_harness(models / "target", [spec], lambda _target, _pool: [drafter], draft_bytes=[1])
+    harness.loop.pin(4, spec.name)
+    steps, answers = list[int](), list[list[int]]()
+    for tenant in tenants:
+        name, count = harness.add(texts()[0], 60, tenant=tenant), 0
+        while harness.engine.has_work:
+            harness.step()
+            count += 1
+        steps.append(count)
+        answers.append(harness.answers[name].tokens)
+    assert answers[0] == answers[1]
+    assert (steps[1] < steps[0]) == is_shared
 
 
 def test_lookup_proposes_what_followed_longest_match() -> None:
