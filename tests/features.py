@@ -41,7 +41,7 @@ def read_features() -> list[Feature]:
 
 
 def features_page(features: Sequence[Feature], outcomes: Mapping[str, set[str]]) -> str:
-    """outcomes: test's name, of its file and of its function -> outcomes of its runs."""
+    """Return the page. outcomes: test file, or test function -> outcomes of its runs."""
     rows = (f"| {it.name} | {it.target} | {it.drafters} | {_verdict(it, outcomes)} |\n" for it in features)
     return HEAD + "".join(rows)
 

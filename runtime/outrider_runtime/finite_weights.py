@@ -60,14 +60,14 @@ def state_sums(hidden_states: torch.Tensor, input_batch: Any) -> torch.Tensor:
     return hidden_states.index_select(0, rows).sum(dim=1, dtype=torch.float32)
 
 
-def overflows(largest_logits: torch.Tensor, first_rows: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+def overflows(largest_logits: torch.Tensor, first: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
     """(requests,): whether a logit is NaN or infinite in one of the rows that a request's tokens were sampled from.
 
-    largest_logits: (rows,), the largest of each row. sampled: (requests,), tokens of each request, one row for each; 0
-    in the midst of a prompt. Rows behind them follow proposals that were rejected.
+    largest_logits: (rows,), the largest of each row. first: (requests,), see `first_rows`. sampled: (requests,), tokens
+    of each request, one row for each; 0 in the midst of a prompt. Rows behind them follow proposals that were rejected.
     """
     broken = torch.nn.functional.pad((~largest_logits.isfinite()).cumsum(0), (1, 0))  # (rows + 1,), before each row
-    return broken[first_rows + sampled] > broken[first_rows]
+    return broken[first + sampled] > broken[first]
 
 
 def broken_requests(names: Sequence[str], sums: torch.Tensor) -> list[str]:

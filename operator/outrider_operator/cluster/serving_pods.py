@@ -68,7 +68,7 @@ class ServingPods:
         self._selections = selections
 
     def services(self) -> list[Key]:
-        """Services for which pods with their label exist."""
+        """Services that have serving pods, by their label or by their selector."""
         keys = map(Key.of, self._cache.all(SERVICE))
         return [key for key in keys if self._labelled(key) or self._selected(key)]
 

@@ -2,10 +2,10 @@
 
     P(token k of drafter d accepted, its parent was) = 1 / (1 + exp(-(slope[d] * confidence + intercept[d, k])))
 
-A model's confidence is the log-odds of its token; a lookup's is the length of its match in tokens. Every hundred steps
-one damped Newton step over the trials since then refits slopes and intercepts, as vLLM's OnlineAcceptanceEstimator
-does, from the same start values; here a step is limited, too. Only the host refits; the result travels with the order,
-so all ranks agree.
+A model's confidence is the log-odds of its token; a lookup's says how many of its matches agree (`drafters.suffix`).
+Every hundred steps one damped Newton step over the trials since then refits slopes and intercepts, as vLLM's
+OnlineAcceptanceEstimator does, from the same start values; here a step is limited, too. Only the host refits; the
+result travels with the order, so all ranks agree.
 
 Shapes: D drafters, K depths, M nodes.
 """

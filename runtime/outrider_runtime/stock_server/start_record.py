@@ -38,7 +38,7 @@ class EarlierStarts:
 
 
 class StartRecord:
-    """The file that exists from the begin of a start with Outrider until the engine has started so."""
+    """A file that notes a start with Outrider. A start that succeeds deletes it."""
 
     def __init__(self, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
         """flags: the fields of vLLM's EngineArgs. Nothing is remembered without a folder of the user's."""

@@ -15,12 +15,13 @@ Worker:
 - `speculator`, `pool_members`, `drafting_step`, `proposed`, `agreement`, `memory`, `draft_room`: the pool, which
   carries out orders.
 - `broken_answers` (engine core): ends requests that are not finite, see `outrider_runtime.finite_weights`.
-- `draft_model_member`, `eagle_head`, `mtp_head`, `block_draft`, `prompt_lookup_member`, `sparse_self_member`: its
-  members.
+- `draft_model_member`, `eagle_head`, `mtp_head`, `block_draft`, `suffix_member`, `sparse_self_member`: its members.
+  `suffix_search` finds the matches of a lookup.
 - `confident`, `reads_layers`, `layer_names`, `whole_weights`, `short_tables`, `block_edges`: parts that members share.
 
 Everywhere:
 - `messages`: orders and reports on vLLM's own step messages.
+- `versions`: what differs between the versions of vLLM.
 - `patches`: all that is replaced in vLLM's own modules and objects.
 - `cpu_executor`, and the package `outrider_cpu`: replacements for what CPUs lack.
 """

@@ -74,9 +74,9 @@ class RunnerWithAdapters(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyp
         if self._samples_adapters:
             self._largest_logits = logits.amax(dim=1)
 
-    def overflows(self, input_batch: Any, sampled: torch.Tensor) -> torch.Tensor | None:
-        """(requests,): whether the output layer overflowed for a token of the step that was just sampled; None: it did
-        not. sampled: (requests,), tokens of each request."""
+    def output_overflows(self, input_batch: Any, sampled: torch.Tensor) -> torch.Tensor | None:
+        """(requests,): whether the output layer overflowed for a token of the step that was just sampled; None: not
+        checked, since no request of the step has an adapter. sampled: (requests,), tokens of each request."""
         largest = self._largest_logits
         return None if largest is None else overflows(largest, first_rows(input_batch), sampled)
 

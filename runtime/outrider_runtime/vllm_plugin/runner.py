@@ -146,7 +146,7 @@ class PoolRunner(RunnerWithAdapters):
         sums = state_sums(hidden_states, input_batch)
         sampled = super().sample(hidden_states, input_batch, *args, **kwargs)
         _, tokens, _ = sampled
-        overflows = self.overflows(input_batch, tokens)
+        overflows = self.output_overflows(input_batch, tokens)
         sums = sums if overflows is None else sums.masked_fill(overflows, torch.nan)
         self._state_sums = input_batch.req_ids, self._clock.to_host(sums)
         self._sampled = self._clock.mark()

@@ -254,7 +254,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         self._fail_start_on_error(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
 
     def serve_ranking(self, *, device_ranks: bool) -> None:
-        """device_ranks: whether the device chooses the proposals to verify; only then do members report confidences."""
+        """device_ranks: whether the device chooses the proposals to verify; only then do models report confidences."""
         self._device_ranks = device_ranks
         for member in self._members.values():
             member.gives_confidence = device_ranks

@@ -69,8 +69,8 @@ class Setting:
     confidences: bool = True
     """Whether a synchronous policy knows the confidences of pending proposals.
 
-    The loop in vLLM knows those that the worker reports: match lengths of lookups, and confidences of models if the
-    device ranks.
+    The loop in vLLM knows those that the worker reports: of lookups, and of models if the device ranks. The replay's
+    lookups have the length of their match, vLLM's how many matches agree (`drafters.suffix`).
     """
     bundled: bool = False
     """Whether the engine is the bundled one, which knows its proposals.
