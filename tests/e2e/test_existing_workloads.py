@@ -6,6 +6,7 @@ The tests share the pods and run in the order they stand in.
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator
 
 import pytest
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD, SERVICE
@@ -21,10 +22,11 @@ LABELS = {"app": "llama"}
 
 
 @pytest.fixture(scope="module")
-def pods(installed: Cluster) -> StockPods:
+def pods(installed: Cluster) -> Generator[StockPods]:
     documents = kustomized(installed, EXAMPLE)
     service = service_for(documents["SpeculativeService"], "llama", LABELS)
-    return StockPods(installed, service, [documents["Deployment"]])
+    yield StockPods(installed, service, [documents["Deployment"]])
+    installed.kubectl("delete", "deployment", "llama", "--wait")
 
 
 def test_spec_is_in_force_in_pods_that_a_team_made(pods: StockPods) -> None:
