@@ -64,6 +64,8 @@ def _longest_matches(
     """Return length and number of the longest matches; `ends` gets the positions of their last tokens, latest first."""
     last = len(text) - 1
     best, matches = shortest, 0
+    if last < shortest:  # no earlier match fits
+        return best, matches
     for stop in range(last, 0, -CHUNK):
         reach = best - 1
         start = max(reach, stop - CHUNK)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.draft_pool import DrafterSpec, DraftMethod, PromptLookup, Suffix
+from outrider_runtime.drafters import longest_match
 from outrider_runtime.drafters.longest_match import Proposals, follow_matches
 from outrider_runtime.drafters.suffix import AGREEMENT, BASE, MOST_MATCHES, SLOPE, MatchLengths, match_lengths
 from outrider_runtime.vllm_plugin import suffix_search
@@ -101,6 +102,12 @@ def test_suffix_search_takes_a_million_distinct_tokens() -> None:
     text[0, -1] = 7
     made = follow_matches(text, np.zeros(1, np.int64), lengths, MatchLengths(1, 16), 4)
     assert made.tokens.tolist() == [[8, 9, 10, 11]]
+
+
+def test_text_shorter_than_a_match_is_not_searched() -> None:
+    """Bug: compiled code read before the text. Python's own bounds are checked here."""
+    search = longest_match._longest_matches.py_func  # type: ignore[attr-defined]
+    assert search(np.arange(3, dtype=np.int32), 8, 16, np.empty(4, np.int64)) == (8, 0)
 
 
 def test_prompt_lookup_is_a_suffix_drafter_with_other_lengths() -> None:
