@@ -25,6 +25,8 @@ from outrider_runtime.stock_server.activity import StepAsideError, survives
 from outrider_runtime.stock_server.service_of_flags import FILE_VARIABLE
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Variables that tell apart equal engines on the GPUs of one host."""
 _MAX_STOPPED = 2
 """Starts in a row that were stopped before they ended, from which vLLM starts alone."""
 
@@ -85,11 +87,12 @@ class StartRecord:
 
 
 def _digest(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Return what tells apart starts that may end differently: both versions, the flags, and the file's contents."""
+    """Return what tells apart starts that may end differently: versions, GPUs, flags, and the file's contents."""
     texts = {name: _ADDRESS.sub("", repr(value)) for name, value in flags.items()}
     contents = ""
     if file := environ.get(FILE_VARIABLE):
         with survives(f"read {FILE_VARIABLE}"):
             contents = Path(file).read_text(encoding="utf-8")
-    known = json.dumps([engine_version(), outrider_version(), texts, contents], sort_keys=True)
+    devices = [environ.get(name) for name in _DEVICES]
+    known = json.dumps([engine_version(), outrider_version(), devices, texts, contents], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:12]
