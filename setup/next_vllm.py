@@ -46,7 +46,7 @@ def try_overlay() -> None:
     """Make it if that is possible here; the tests that need it are skipped otherwise."""
     try:
         overlay()
-    except SetupError as error:
+    except (SetupError, OSError) as error:
         say(f"vLLM {VERSION} cannot be had, its tests are skipped: {error}")
 
 
@@ -59,7 +59,8 @@ def environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _unpack(folder: Path) -> None:
     command = [uv(), "pip", "install", "--python", str(PYTHON), "--target", str(folder), "--no-deps", "--no-cache"]
-    run(f"vllm: installing the Python of {VERSION} (336 MB, once)", [*command, f"vllm=={VERSION}"])
+    wheel = ["--only-binary=vllm", f"vllm=={VERSION}"]
+    run(f"vllm: installing the Python of {VERSION} (336 MB, once)", [*command, *wheel])
     for library in folder.rglob("*.so*"):
         library.unlink()
     with (folder / "vllm" / "__init__.py").open("a") as package:
