@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +89,17 @@ def test_workflow_publishes_every_target_by_this_program(tmp_path: Path) -> None
     assert (tmp_path / "outrider" / "Chart.yaml").is_file()
 
 
+@pytest.mark.parametrize(("tag", "status"), [("v{}", 0), ("v9.9.9", 1), ("v{}0", 1)])
+def test_a_tag_that_is_not_the_version_publishes_nothing(tag: str, status: int) -> None:
+    """Bug: the images were pushed before the tag was compared with the version."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    (command,) = (step["run"] for step in WORKFLOW["jobs"]["check"]["steps"] if "tag" in step.get("name", ""))
+    environment = {**os.environ, "GITHUB_REF_NAME": tag.format(version)}
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False).returncode == status
+
+
 def test_the_workflow_names_no_registry_of_its_own() -> None:
     """A fork does not push into a registry of others: without the variable nothing runs."""
-    assert WORKFLOW["jobs"]["images"]["if"] == "vars.REGISTRY != ''"
-    assert WORKFLOW["jobs"]["chart"]["needs"] == "images"
+    assert WORKFLOW["jobs"]["check"]["if"] == WORKFLOW["jobs"]["images"]["if"] == "vars.REGISTRY != ''"
+    assert [WORKFLOW["jobs"][job]["needs"] for job in ("images", "chart", "wheel")] == ["check", "images", "chart"]
     assert WORKFLOW["env"] == {"REGISTRY": "${{ vars.REGISTRY }}"}
