@@ -79,6 +79,12 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
     label_keys(PodSelector, "matchLabels"),
     Rule(
         SpeculativeServiceSpec,
+        ".workload",
+        "has(self.workload) == has(oldSelf.workload)",
+        "workload can neither be added to a service nor removed: delete the service and apply it again",
+    ),
+    Rule(
+        SpeculativeServiceSpec,
         ".podTemplate",
         f"!has(self.workload) || ({_unset('podTemplate', PodTemplate)})",
         PODS_ARE_THEIRS,

@@ -17,7 +17,8 @@ class Rule:
     field: str
     """Path below `on` that the error points at, for example ".accelerator.count"; empty for `on` itself."""
     cel: str
-    """Expression that is true if the rule holds. It sees `on` as `self`, after defaulting."""
+    """Expression that is true if the rule holds. It sees `on` as `self`, after defaulting, and at a change the former
+    one as `oldSelf`."""
     message: str
     """One sentence about what is wrong and what to do."""
 

@@ -131,7 +131,8 @@ def _find_broken_rules(model: type[Model], document: str) -> tuple[Rule, ...]:
     """The rules that the JSON `document` of a `model` breaks."""
     import cel  # here: it imports its command line, 0.6 s that a pod's start and the plugin need not wait
 
-    context = cel.Context({"self": json.loads(document)}, {"split": str.split})
+    content = json.loads(document)
+    context = cel.Context({"self": content, "oldSelf": content}, {"split": str.split})  # here nothing changes
     return tuple(rule for rule in rules_of(model) if not _program(rule.cel)(context))
 
 

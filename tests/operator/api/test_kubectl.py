@@ -103,6 +103,31 @@ def test_a_refused_patch_leaves_the_service_as_it_was(chat: Api) -> None:
     assert "count" not in chat.get("specsvc", "chat", namespace=_NAMESPACE)["spec"]["accelerator"]
 
 
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_pods_of_a_service_cannot_become_those_of_others(chat: Api, change: str) -> None:
+    """Bug: the objects of the former kind stayed behind, also a Job that needs a GPU."""
+    existing = {"existing": {"podSelector": {"matchLabels": {"app": "llama"}}}}
+    manifest = {
+        "apiVersion": "outrider.dev/v1alpha1",
+        "kind": "SpeculativeService",
+        "metadata": {"name": "llama", "namespace": _NAMESPACE},
+        "spec": {
+            "target": {"name": "org/target"},
+            "draftPool": [{"name": "lookup", "method": "PromptLookup", "promptLookup": {}}],
+            "accelerator": {"products": ["cpu"]},
+            **({"workload": existing} if change == "remove" else {}),
+        },
+    }
+    chat.apply(manifest)
+    patch = {"spec": {"workload": existing if change == "add" else None}}
+    refused = chat.try_kubectl(
+        "patch", "specsvc", "llama", "-n", _NAMESPACE, "--type=merge", "-p", json.dumps(patch)
+    )  # fmt: skip
+    chat.kubectl("delete", "specsvc", "llama", "-n", _NAMESPACE)
+    assert refused.returncode != 0
+    assert "workload can neither be added to a service nor removed" in refused.stderr
+
+
 def _patch(api: Api, document: dict[str, object], *arguments: str) -> None:
     api.kubectl(
         "patch", "specsvc", "chat", "-n", _NAMESPACE, "--type=merge", *arguments, "-p", json.dumps(document)

@@ -30,14 +30,15 @@ def test_a_bad_manifest_is_refused_with_its_sentence(name: str) -> None:
 
 
 def test_every_rule_has_a_bad_manifest() -> None:
-    """A rule that no manifest breaks has never been seen to work."""
+    """A rule that no manifest breaks has never been seen to work. Those about a change are seen on the API server."""
     refusals = []
     for manifest in BAD.values():
         try:
             load_manifest(manifest.text)
         except ManifestError as error:
             refusals.append(str(error))
-    unproven = [rule.cel for rule in RULES if not any(rule.message in refusal for refusal in refusals)]
+    proven = "".join(refusals)
+    unproven = [rule.cel for rule in RULES if rule.message not in proven and "oldSelf" not in rule.cel]
     assert unproven == []
 
 

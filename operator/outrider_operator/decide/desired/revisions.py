@@ -27,6 +27,7 @@ from outrider_operator.cluster_model import (
     Object,
     ServiceIdentity,
     canary_hot_map_name,
+    config_file_map_name,
     hot_map_name,
     revision_map_name,
 )
@@ -106,8 +107,11 @@ def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tupl
 
 def unread_maps(children: Children, replica_sets: Iterable[Object]) -> list[str]:
     """Names of ConfigMaps that every decision needs, but whose contents were not read yet."""
-    hot = children.own(CONFIG_MAP, hot_map_name(children.owner.name))
-    maps = [hot, *_vouched_maps(children, _vouched(children, replica_sets))]
+    names = (hot_map_name(children.owner.name), config_file_map_name(children.owner.name))
+    maps = [
+        *(children.own(CONFIG_MAP, name) for name in names),
+        *_vouched_maps(children, _vouched(children, replica_sets)),
+    ]
     return [name_of(document) for document in maps if document is not None and "data" not in document]
 
 

@@ -36,6 +36,16 @@ def test_existing_pods_get_one_config_map_and_nothing_else() -> None:
     assert (file["speculation"]["maxDraftTokens"], set(file)) == (3, {"draftPool", "sloClasses", "speculation"})
 
 
+def test_file_is_read_after_a_restart_and_not_written_again(world: ExistingWorld) -> None:
+    """Bug: the cache keeps ConfigMaps without data, so that a new operator wrote the file once a second."""
+    document = world.objects[CONFIG_MAP, "chat-config"]
+    data = document.pop("data")
+    plan = decide(world.observed(), world.settings)
+    assert (plan.read, plan.apply) == (("chat-config",), ())
+    document["data"] = data
+    assert world.reconcile().is_idle
+
+
 def test_spec_in_force_in_all_existing_pods_is_updated(world: ExistingWorld) -> None:
     kinds = (C.SPEC_VALID, C.PROFILES_READY, C.AVAILABLE, C.UPDATED, C.PROGRESSING, C.READY, C.RECONCILING, C.STALLED)
     assert [world.reason(kind) for kind in kinds] == [
