@@ -74,8 +74,14 @@ def team(client: Client, namespace: str, operator_process: OperatorProcess) -> T
 
 def test_pods_without_the_plugin_are_named(team: Team) -> None:
     service = team.select("web", app="web")
-    message = service.wait("Updated", "False", "NotActive")["message"]
-    assert all(f"{pod['metadata']['name']} (HTTP status 404)" in message for pod in team.pods())
+
+    def all_are_named() -> bool:
+        message = service.condition("Updated").get("message", "")
+        named = [f"{pod['metadata']['name']} (HTTP status 404)" in message for pod in team.pods()]
+        return len(named) == 2 and all(named)
+
+    wait_for("the names of both pods", all_are_named)
+    service.wait("Updated", "False", "NotActive")
     service.wait("Ready", "True", "EndpointReady")
     service.wait("Stalled", "True", "NotActive")
     status = service.read()["status"]
