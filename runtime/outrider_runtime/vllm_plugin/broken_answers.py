@@ -98,7 +98,7 @@ class BrokenAnswers:
             if name in running and output.sampled_token_ids:
                 output.sampled_token_ids[output.req_id_to_index[name]] = []
         self.count += len(running)
-        scheduler.grammar_compile_error_reqs.update(dict.fromkeys(running))  # vLLM ends these with an error of its own
+        scheduler.grammar_compile_error_reqs.update(dict.fromkeys(running))  # a dict in vLLM 0.33, a set before
         for name, request in running.items():
             adapter = request.lora_request
             of = f"adapter {adapter.lora_name}" if adapter else "the target"

@@ -59,7 +59,7 @@ class PoolRunner(RunnerWithAdapters):
         if self.vllm_config.load_config.load_format != "dummy":
             refuse_broken_target(self.model)
 
-    def _expose_hidden_states(self, target_model: Any, _speculative_config: Any, *_pipeline: bool) -> None:
+    def _expose_hidden_states(self, target_model: Any, _speculative_config: Any, *_pipeline: bool) -> None:  # vLLM 0.33
         self.use_aux_hidden_state_outputs = self.speculator.expose_hidden_states(target_model)
 
     def leave_out_to_fit(self, free_bytes: int) -> None:
@@ -206,5 +206,5 @@ class ReportedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
         attach(made, self._report())
         return made
 
-    def get_kv_connector_output(self) -> Any:
+    def get_kv_connector_output(self) -> Any:  # vLLM 0.33
         return self._output.get_kv_connector_output()

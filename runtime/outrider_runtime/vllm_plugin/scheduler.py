@@ -101,7 +101,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 if drafter.block is not None
             },
         )  # fmt: skip
-        self.can_skip_drafts = False  # the order says what each drafter runs, also in a step that needs no proposals
+        self.can_skip_drafts = False  # vLLM 0.33; the order says what runs, also in a step that needs no drafts
         self._sharing = AnswerSharing(plan.pool.hosted)
         self._broken = BrokenAnswers(self)
         self._scheduled_at = time.monotonic()
