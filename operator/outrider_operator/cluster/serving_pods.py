@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider_crds.existing_pods import ExistingPods
+from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 
 from outrider_operator import cluster_model
 from outrider_operator.cluster.cache import Key, ObjectCache
@@ -23,33 +24,18 @@ class ServingPod:
     namespace: str
     name: str
     uid: str
-    address: str
-    """IP address; empty before the pod has one."""
+    state_url: str
+    """URL of its state; empty before the pod has an IP address."""
     ready: bool
-    port: int | None
-    """Port of the state endpoint; None: that of Outrider's own pods."""
-    scheme: str
 
 
-def serving_pod(document: Object, existing: ExistingPods | None = None) -> ServingPod:
-    """existing: where pods of another workload answer."""
-    return ServingPod(
-        namespace=reading.namespace_of(document),
-        name=reading.name_of(document),
-        uid=reading.uid_of(document),
-        address=_address(reading.text(document, "status", "podIP")),
-        ready=reading.is_true(document, "Ready"),
-        port=None if existing is None else existing.port,
-        scheme="http" if existing is None else existing.scheme.lower(),
-    )
-
-
-def _address(address: str) -> str:
-    """`address` if it is an IP address, which becomes part of a URL; else empty."""
+def pod_url(address: str, path: str, port: int = ADMIN_PORT, scheme: str = "http") -> str:
+    """URL of `path` in the pod at `address`; empty if that is no IP address."""
     try:
-        return str(ipaddress.ip_address(address))
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return ""
+    return f"{scheme}://{f'[{ip}]' if ip.version == 6 else ip}:{port}{path}"
 
 
 class Selections(Protocol):
@@ -57,15 +43,19 @@ class Selections(Protocol):
 
     def of(self, key: Key) -> tuple[Object, ...]: ...
     def rivals(self, key: Key) -> Mapping[str, str]:
-        """Pod name -> another service that selects it, or that made it."""
+        """Pod name -> another service that selects the pod, or that made it."""
 
 
 class ServingPods:
-    """Reads serving pods from the cache. It stores nothing itself."""
+    """Reads serving pods from the cache. It stores nothing itself.
 
-    def __init__(self, cache: ObjectCache, selections: Selections | None = None) -> None:
+    admin_port: where pods that Outrider made answer.
+    """
+
+    def __init__(self, cache: ObjectCache, selections: Selections | None = None, admin_port: int = ADMIN_PORT) -> None:
         self._cache = cache
         self._selections = selections
+        self._admin_port = admin_port
 
     def services(self) -> list[Key]:
         """Services that have serving pods, by their label or by their selector."""
@@ -74,7 +64,8 @@ class ServingPods:
 
     def of(self, key: Key) -> tuple[ServingPod, ...]:
         existing = self._existing(key)
-        return tuple(serving_pod(document, existing) for document in self.documents(key))
+        port, scheme = (self._admin_port, "http") if existing is None else (existing.port, existing.scheme.lower())
+        return tuple(_serving_pod(document, port, scheme) for document in self.documents(key))
 
     def documents(self, key: Key) -> tuple[Object, ...]:
         """The serving pods of `key`, as Kubernetes objects."""
@@ -101,7 +92,6 @@ class ServingPods:
         return tuple(pod for pod in labelled if reading.controller_uid(pod) in made_by)
 
     def rivals(self, key: Key) -> Mapping[str, str]:
-        """Pod name -> another service that the pod serves, for pods of another workload."""
         return self._selections.rivals(key) if self._selections is not None else {}
 
     def has_groups(self, key: Key) -> bool:
@@ -135,6 +125,16 @@ class ServingPods:
         owner = reading.controller_of(made or {})
         is_leaders = (reading.text(owner, "kind"), reading.text(owner, "name")) == (LEADER_WORKER_SET.kind, name)
         return frozenset({reading.uid_of(made)}) if made is not None and is_leaders else frozenset()
+
+
+def _serving_pod(document: Object, port: int, scheme: str) -> ServingPod:
+    return ServingPod(
+        namespace=reading.namespace_of(document),
+        name=reading.name_of(document),
+        uid=reading.uid_of(document),
+        state_url=pod_url(reading.text(document, "status", "podIP"), STATE_PATH, port, scheme),
+        ready=reading.is_true(document, "Ready"),
+    )
 
 
 def _makes_pods_of(replica_set: Object, service: str, deployments: Container[str]) -> bool:

@@ -6,17 +6,16 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from outrider_crds.prefetch_report import PREFETCH_PATH, PrefetchProgress
-from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 from outrider_crds.runtime_state import RuntimeState
 
 from outrider_operator.cluster.cache import Key
-from outrider_operator.cluster.serving_pods import ServingPod, ServingPods
+from outrider_operator.cluster.serving_pods import ServingPod, ServingPods, pod_url
 from outrider_operator.operator_metrics import telemetry
 from outrider_operator.validation.reading import InvalidInput, cut
 from outrider_operator.validation.reports import MOST_BYTES, prefetch_progress, refusal, runtime_state
@@ -39,25 +38,20 @@ FIRST_ROUND_S = 5.0
 class StateEndpoint:
     """Polls the states of pods over one HTTP session."""
 
-    def __init__(self, port: int = ADMIN_PORT, timeout_s: float = TIMEOUT_S) -> None:
-        self._port = port
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, address: str, port: int | None = None, scheme: str = "http") -> RuntimeState | InvalidInput:
-        body = await self._get(address, STATE_PATH, port, scheme)
+    async def ask(self, url: str) -> RuntimeState | InvalidInput:
+        body = await self._get(url)
         return body if isinstance(body, InvalidInput) else runtime_state(body)
 
     async def prefetch(self, address: str) -> PrefetchProgress | None:
         """What the pod of a prefetch Job reports; None without an answer that can be read."""
-        body = await self._get(address, PREFETCH_PATH)
+        body = await self._get(pod_url(address, PREFETCH_PATH))
         return None if isinstance(body, InvalidInput) else prefetch_progress(body)
 
-    async def _get(
-        self, address: str, path: str, port: int | None = None, scheme: str = "http"
-    ) -> bytes | InvalidInput:
-        host = f"[{address}]" if ":" in address else address
-        url = f"{scheme}://{host}:{port or self._port}{path}"
+    async def _get(self, url: str) -> bytes | InvalidInput:
         try:
             # A redirect would let the pod choose an address that the operator requests. A pod's own certificate names
             # no authority: what it answers is not trusted anyway.
@@ -105,10 +99,16 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
     return body
 
 
+_Endpoint = tuple[str, str]
+"""(uid of a pod, URL of its state). Services that select one pod may name different ports of it."""
+
+
 @dataclass
 class _Poll:
-    """Polls of one serving pod."""
+    """Polls of one endpoint."""
 
+    services: set[Key] = field(default_factory=set)
+    """Services that the pod has at this URL: its news wakes all of them."""
     state: RuntimeState | None = None
     answered_at: float = float("-inf")
     polled_at: float = float("-inf")
@@ -117,6 +117,11 @@ class _Poll:
     """Error of the last poll; empty if it succeeded."""
     busy: bool = True
     """True if tokens were generated between the last two answers, or before the second one."""
+
+    def note(self, state: RuntimeState) -> None:
+        """Note an answer."""
+        self.busy = self.state is None or self.state.output_tokens != state.output_tokens
+        self.state, self.answered_at, self.unreachable = state, asyncio.get_running_loop().time(), ""
 
 
 class PodStates:
@@ -134,24 +139,22 @@ class PodStates:
         self._endpoint = endpoint
         self._changed = changed
         self._busy_every_s = busy_every_s
-        self._polls: dict[str, _Poll] = {}  # by the pod's uid
+        self._polls: dict[_Endpoint, _Poll] = {}
         self._urgent: set[Key] = set()
         self._limits: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     def states(self, key: Key) -> dict[str, RuntimeState]:
         """Pod name -> newest state, for pods that answered recently."""
         at = asyncio.get_running_loop().time()
-        polls = ((pod.name, self._polls.get(pod.uid)) for pod in self._pods.of(key) if _can_be_polled(pod))
         return {
             name: poll.state
-            for name, poll in polls
-            if poll is not None and poll.state is not None and at - poll.answered_at < LATELY_S
+            for name, poll in self._polls_of(key)
+            if poll.state is not None and at - poll.answered_at < LATELY_S
         }
 
     def unreachable(self, key: Key) -> dict[str, str]:
         """Pod name -> error of the last poll, for ready pods that did not answer it."""
-        polls = ((pod.name, self._polls.get(pod.uid)) for pod in self._pods.of(key) if _can_be_polled(pod))
-        return {name: poll.unreachable for name, poll in polls if poll is not None and poll.unreachable}
+        return {name: poll.unreachable for name, poll in self._polls_of(key) if poll.unreachable}
 
     def ready(self, key: Key) -> int:
         """Number of the service's ready pods."""
@@ -173,21 +176,30 @@ class PodStates:
     async def first_round(self) -> None:
         """Return once `run` has polled every pod that is ready now, or after some seconds, since a pod may never
         answer."""
-        pods = [pod.uid async for _, pod in self._pollable()]
+        endpoints = [_endpoint(pod) async for _, pod in self._pollable()]
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ROUND_S):
-                while any((poll := self._polls.get(uid)) is None or poll.under_way for uid in pods):
+                while any((poll := self._polls.get(it)) is None or poll.under_way for it in endpoints):
                     await asyncio.sleep(TICK_S)
 
     async def _poll_due(self, group: asyncio.TaskGroup) -> None:
-        at, present = asyncio.get_running_loop().time(), set()
+        at, services = asyncio.get_running_loop().time(), defaultdict[_Endpoint, set[Key]](set)
         async for key, pod in self._pollable():
-            present.add(pod.uid)
-            poll = self._polls.get(pod.uid)
-            if poll is None or (not poll.under_way and at - poll.polled_at >= self._interval_s(key, poll)):
-                group.create_task(self._ask(key, pod))
-        for uid in self._polls.keys() - present:
-            del self._polls[uid]
+            services[_endpoint(pod)].add(key)
+            poll = self._polls.get(_endpoint(pod)) or _Poll()
+            poll.services.add(key)
+            if not poll.under_way and at - poll.polled_at >= self._interval_s(key, poll):
+                group.create_task(self._ask(poll, pod))
+        for endpoint in self._polls.keys() - services.keys():
+            del self._polls[endpoint]
+        for endpoint, poll in self._polls.items():
+            poll.services = services[endpoint]
+
+    def _polls_of(self, key: Key) -> Iterator[tuple[str, _Poll]]:
+        """(pod name, polls of it) for the ready pods of the service that were polled."""
+        for pod in self._pods.of(key):
+            if _can_be_polled(pod) and (poll := self._polls.get(_endpoint(pod))) is not None:
+                yield pod.name, poll
 
     async def _pollable(self) -> AsyncIterator[tuple[Key, ServingPod]]:
         """All ready pods. Each service takes one turn of the event loop, which must not wait for thousands of pods."""
@@ -204,50 +216,53 @@ class PodStates:
             return URGENT_EVERY_S
         return self._busy_every_s if poll.busy else IDLE_EVERY_S
 
-    async def _ask(self, key: Key, pod: ServingPod) -> None:
-        poll = self._polls.setdefault(pod.uid, _Poll())
+    async def _ask(self, poll: _Poll, pod: ServingPod) -> None:
+        self._polls[_endpoint(pod)] = poll
         poll.polled_at, poll.under_way = asyncio.get_running_loop().time(), True
         try:
-            async with self._limits[key.namespace]:
-                answer = await self._endpoint.ask(pod.address, pod.port, pod.scheme)
+            async with self._limits[pod.namespace]:
+                answer = await self._endpoint.ask(pod.state_url)
         finally:
             poll.under_way = False
+        before = _news(poll)
         if isinstance(answer, InvalidInput):
             telemetry.POLLS.labels(outcome="failed").inc()
             telemetry.count_invalid(answer)
             logger.debug("No state from pod %s/%s: %s", pod.namespace, pod.name, answer.detail)
-            self._note_error(key, poll, answer)
-            return
-        telemetry.POLLS.labels(outcome="answered").inc()
-        self._note(key, poll, answer)
-
-    def _note_error(self, key: Key, poll: _Poll, answer: InvalidInput) -> None:
-        is_first = not poll.unreachable
-        poll.unreachable = answer.detail or answer.reason
-        if is_first:
-            self._changed(key)
-
-    def _note(self, key: Key, poll: _Poll, state: RuntimeState) -> None:
-        before = poll.state
-        poll.state, poll.answered_at, poll.unreachable = state, asyncio.get_running_loop().time(), ""
-        poll.busy = before is None or before.output_tokens != state.output_tokens
-        if before is None or _news(before) != _news(state):
-            self._changed(key)
+            poll.unreachable = answer.detail or answer.reason
+        else:
+            telemetry.POLLS.labels(outcome="answered").inc()
+            poll.note(answer)
+        if _news(poll) != before:
+            for key in poll.services:
+                self._changed(key)
 
 
 def _can_be_polled(pod: ServingPod) -> bool:
-    return pod.ready and bool(pod.address)
+    return pod.ready and bool(pod.state_url)
 
 
-def _news(state: RuntimeState) -> object:
-    """The parts of a state whose change wakes the service at once. Figures wait for the next snapshot."""
+def _endpoint(pod: ServingPod) -> _Endpoint:
+    return pod.uid, pod.state_url
+
+
+def _news(poll: _Poll) -> object:
+    """What conditions quote: a change wakes the services at once, so once per poll at most. Figures wait for the next
+    snapshot."""
+    state = poll.state
+    if state is None:
+        return poll.unreachable
     drafters = tuple((drafter.name, drafter.loaded, drafter.reason) for drafter in state.drafters)
     adapters = tuple((adapter.name, adapter.loaded, adapter.reason) for adapter in state.adapters)
     profile = (state.profile.source, state.profile.mismatch, state.profile.load_error)
     return (
+        poll.unreachable,
         state.started_at,
         state.config_hash,
         state.config_error,
+        state.file_digest,
+        state.restart_reason,
+        state.plugin_active,
         state.ready,
         state.choice.reason,
         drafters,

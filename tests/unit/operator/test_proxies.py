@@ -83,8 +83,8 @@ async def test_pod_state_behind_no_proxy_cidr_is_direct(monkeypatch: pytest.Monk
     """Pods have addresses, which no administrator lists."""
     async with refusing_proxy(monkeypatch) as proxy, serving(STATE) as server:
         assert server.port is not None
-        endpoint = StateEndpoint(server.port)
-        state = await endpoint.ask("127.0.0.1")
+        endpoint = StateEndpoint()
+        state = await endpoint.ask(str(server.make_url("/outrider/state")))
         await endpoint.close()
     assert isinstance(state, RuntimeState)
     assert proxy.requests == []

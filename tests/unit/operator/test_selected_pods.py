@@ -83,7 +83,7 @@ async def test_selected_pods_are_polled_where_they_serve() -> None:
     async with following(selected):
         await until_known(selected, CHAT)
         (serving,) = pods.of(CHAT)
-        assert (serving.name, serving.port, serving.scheme) == ("llama-a", 8200, "https")
+        assert (serving.name, serving.state_url) == ("llama-a", "https://127.0.0.1:8200/outrider/state")
         assert pods.services() == [CHAT]
     assert (api.selectors, set(heard)) == (["app=llama,tier=x"], {CHAT})
 

@@ -83,7 +83,8 @@ def test_only_an_ip_address_is_polled(cache: ObjectCache, pods: ServingPods) -> 
     """The address becomes part of a URL."""
     cache.seen(POD, pod("odd", address="10.0.0.1@elsewhere/"))
     cache.seen(POD, pod("six", address="fd00::1"))
-    assert {pod_seen.name: pod_seen.address for pod_seen in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}
+    urls = {pod_seen.name: pod_seen.state_url for pod_seen in pods.of(CHAT)}
+    assert urls == {"odd": "", "six": "http://[fd00::1]:9000/outrider/state"}
 
 
 def test_pods_of_a_canary_count_those_of_other_deployments_not(cache: ObjectCache, pods: ServingPods) -> None:

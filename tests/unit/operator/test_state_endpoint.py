@@ -105,8 +105,10 @@ async def test_a_hostile_answer_is_none_and_has_a_reason(answer: Answer, reason:
 
 async def test_a_missing_pod_is_reported_in_words() -> None:
     """It stands in Updated: `ClientConnectorError(ConnectionKey(host=...` did."""
-    endpoint = StateEndpoint(free_port(), SOON_S)
-    assert await endpoint.ask("127.0.0.1") == InvalidInput("state", "NoAnswer", "Connection refused")
+    endpoint = StateEndpoint(SOON_S)
+    assert await endpoint.ask(f"http://127.0.0.1:{free_port()}") == InvalidInput(
+        "state", "NoAnswer", "Connection refused"
+    )
     await endpoint.close()
 
 
@@ -138,10 +140,10 @@ async def test_pod_with_a_certificate_of_its_own_is_read(tmp_path: Path) -> None
     )  # fmt: skip
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
-    endpoint = StateEndpoint(timeout_s=SOON_S)
+    endpoint = StateEndpoint(SOON_S)
     async with _server(_says(BODY), tls=context) as port:
-        assert isinstance(await endpoint.ask("127.0.0.1", port, "https"), RuntimeState)
-        assert isinstance(await endpoint.ask("127.0.0.1", port), InvalidInput)
+        assert isinstance(await endpoint.ask(f"https://127.0.0.1:{port}"), RuntimeState)
+        assert isinstance(await endpoint.ask(f"http://127.0.0.1:{port}"), InvalidInput)
     await endpoint.close()
 
 
@@ -156,7 +158,8 @@ async def test_a_redirect_is_not_followed() -> None:
         assert await _ask(redirects) == InvalidInput("state", "NoAnswer", "HTTP status 302")
 
 
-async def test_one_pod_that_answers_nonsense_delays_no_other_poll(cache: ObjectCache, pods: ServingPods) -> None:
+@pytest.mark.usefixtures("pods")
+async def test_one_pod_that_answers_nonsense_delays_no_other_poll(cache: ObjectCache) -> None:
     """A 400-digit counter, a pod without a service label: the others' states still come in."""
     bad = json.dumps({**STATE, "outputTokens": "@"}).replace('"@"', "9" * 400).encode()
     cache.seen(POD, pod("stray", service=None))
@@ -164,7 +167,7 @@ async def test_one_pod_that_answers_nonsense_delays_no_other_poll(cache: ObjectC
     cache.seen(POD, pod("good", address="127.0.0.1"))
     heard: list[Key] = []
     async with _server(_says(BODY)) as port, _server(_says(bad), "127.0.0.2", port):
-        states = PodStates(pods, StateEndpoint(port), heard.append, busy_every_s=0.1)
+        states = PodStates(ServingPods(cache, admin_port=port), StateEndpoint(), heard.append, busy_every_s=0.1)
         async with _running(states), asyncio.timeout(SOON_S):
             while not states.states(CHAT):
                 await asyncio.sleep(0.02)
@@ -172,9 +175,8 @@ async def test_one_pod_that_answers_nonsense_delays_no_other_poll(cache: ObjectC
         assert set(heard) == {CHAT}  # also that the other one does not answer is news
 
 
-async def test_state_of_pod_outlasts_lost_polls(
-    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
-) -> None:
+@pytest.mark.usefixtures("pods")
+async def test_state_of_pod_outlasts_lost_polls(monkeypatch: pytest.MonkeyPatch, cache: ObjectCache) -> None:
     """A draft canary on a slow network would flap between Measuring and Error."""
     monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
     cache.seen(POD, pod("good"))
@@ -185,15 +187,16 @@ async def test_state_of_pod_outlasts_lost_polls(
         writer.write(_head(len(body)) + body)
 
     async with _server(once) as port:
-        states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=0.0)
+        states = PodStates(ServingPods(cache, admin_port=port), StateEndpoint(), lambda _: None, busy_every_s=0.0)
         async with _running(states), asyncio.timeout(SOON_S):
             while not states.unreachable(CHAT):
                 await asyncio.sleep(0.01)
         assert list(states.states(CHAT)) == ["good"]
 
 
+@pytest.mark.usefixtures("pods")
 async def test_a_pod_that_answers_nonsense_is_polled_rarely(
-    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
+    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache
 ) -> None:
     """Its service waits for it for ever: eight such pods, polled every second, took all of the operator's CPU."""
     monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
@@ -206,7 +209,7 @@ async def test_a_pod_that_answers_nonsense_is_polled_rarely(
         _server(_says(BODY, good.append)) as port,
         _server(_says(b"{}", bad.append), "127.0.0.2", port),
     ):
-        states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=0.0)
+        states = PodStates(ServingPods(cache, admin_port=port), StateEndpoint(), lambda _: None, busy_every_s=0.0)
         states.set_urgent(CHAT, True)
         async with _running(states), asyncio.timeout(SOON_S):
             while len(good) < 10:
@@ -214,26 +217,28 @@ async def test_a_pod_that_answers_nonsense_is_polled_rarely(
     assert len(bad) == 1
 
 
-async def test_first_round_does_not_wait_for_silent_pods(
-    monkeypatch: pytest.MonkeyPatch, cache: ObjectCache, pods: ServingPods
-) -> None:
+@pytest.mark.usefixtures("pods")
+async def test_first_round_does_not_wait_for_silent_pods(monkeypatch: pytest.MonkeyPatch, cache: ObjectCache) -> None:
     """The operator's start would be a tenant's to delay."""
     monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.TICK_S", 0.01)
     monkeypatch.setattr("outrider_operator.service_metrics.pod_polls.FIRST_ROUND_S", 0.1)
     cache.seen(POD, pod("silent"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = StateEndpoint(silent.getsockname()[1], timeout_s=10 * SOON_S)
-        states = PodStates(pods, endpoint, lambda _: None, 1.0)
+        silent_pods = ServingPods(cache, admin_port=silent.getsockname()[1])
+        states = PodStates(silent_pods, StateEndpoint(10 * SOON_S), lambda _: None, 1.0)
         async with _running(states):
             await asyncio.wait_for(states.first_round(), SOON_S)
 
 
-async def test_the_first_round_polls_no_pod_twice(cache: ObjectCache, pods: ServingPods) -> None:
+@pytest.mark.usefixtures("pods")
+async def test_the_first_round_polls_no_pod_twice(cache: ObjectCache) -> None:
     """It polled every pod that was being polled already, in tasks that never ended."""
     cache.seen(POD, pod("good"))
     requests: list[bytes] = []
     async with _server(_says(BODY, requests.append)) as port:
-        states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=10 * SOON_S)
+        states = PodStates(
+            ServingPods(cache, admin_port=port), StateEndpoint(), lambda _: None, busy_every_s=10 * SOON_S
+        )
         async with _running(states):
             await asyncio.wait_for(states.first_round(), SOON_S)
             assert list(states.states(CHAT)) == ["good"]
@@ -289,9 +294,9 @@ def _head(length: int, more: str = "") -> bytes:
 
 async def _ask(answer: Answer, timeout_s: float = SOON_S) -> RuntimeState | InvalidInput:
     async with _server(answer) as port:
-        endpoint = StateEndpoint(port, timeout_s)
+        endpoint = StateEndpoint(timeout_s)
         try:
-            return await endpoint.ask("127.0.0.1")
+            return await endpoint.ask(f"http://127.0.0.1:{port}")
         finally:
             await endpoint.close()
 
