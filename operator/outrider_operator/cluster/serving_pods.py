@@ -42,7 +42,7 @@ class Selections(Protocol):
     """Pods of other workloads, by the service that selects them."""
 
     def of(self, key: Key) -> tuple[Object, ...]: ...
-    def rivals(self, key: Key) -> Mapping[str, str]:
+    def other_services(self, key: Key) -> Mapping[str, str]:
         """Pod name -> another service that selects the pod, or that made it."""
 
 
@@ -91,8 +91,8 @@ class ServingPods:
         made_by = {reading.uid_of(made) for made in sets if reading.controller_uid(made) in leaders}
         return tuple(pod for pod in labelled if reading.controller_uid(pod) in made_by)
 
-    def rivals(self, key: Key) -> Mapping[str, str]:
-        return self._selections.rivals(key) if self._selections is not None else {}
+    def other_services(self, key: Key) -> Mapping[str, str]:
+        return self._selections.other_services(key) if self._selections is not None else {}
 
     def has_groups(self, key: Key) -> bool:
         """Is there a StatefulSet of a LeaderWorkerSet with the name of the service's?"""

@@ -77,7 +77,7 @@ class Observer:
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
             workers=workers,
-            pod_rivals=self._pods.rivals(key),
+            pod_rivals=self._pods.other_services(key),
             warnings=await read_sentences(self._api, key.namespace, waiting, current_warning),
             provisioning=await self._provisioning(key.namespace, serving),
             states=self._measurements.states(key),

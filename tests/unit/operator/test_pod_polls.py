@@ -32,7 +32,7 @@ class OnePod:
     def of(self, _: Key) -> tuple[Object, ...]:
         return (pod("a", service=None),)
 
-    def rivals(self, _: Key) -> Mapping[str, str]:
+    def other_services(self, _: Key) -> Mapping[str, str]:
         return {}
 
 
