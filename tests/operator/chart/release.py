@@ -71,5 +71,7 @@ def previous_chart(folder: Path) -> Path:
     crd = yaml.safe_load(crd_file.read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     del spec["properties"]["paused"]
+    rules = spec["x-kubernetes-validations"]
+    spec["x-kubernetes-validations"] = [rule for rule in rules if "self.paused" not in rule["rule"]]
     crd_file.write_text(yaml.safe_dump(crd))
     return chart
