@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from outrider_crds.runtime_state import SLOClassState
 from outrider_runtime.control.state import Reason
+from outrider_runtime.drafters.suffix import BASE
 
 from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, eagle, lookup
 from tests.engine.planted_models import Counting
@@ -150,8 +151,9 @@ def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
         length.accepted <= length.verified <= length.proposed <= max(length.planned_tokens, length.proposed)
         for length in outcomes
     )
-    lengths = {int(length) for step in engine.steps for length in step.outcome.forest.confidence}
-    assert 4 in lengths <= {2, 3, 4}, "of the matches, which are what the lookup says of its confidence"
+    confidences = {float(value) for step in engine.steps for value in step.outcome.forest.confidence}
+    assert len(confidences) > 1, "some matches say more than others"
+    assert max(confidences) > BASE, "as a longer match than of one token"
     assert sum(step.outcome.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
 
 
