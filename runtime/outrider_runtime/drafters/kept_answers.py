@@ -23,8 +23,8 @@ from outrider_crds.draft_pool import DrafterSpec
 from outrider_crds.quantity import quantity
 
 from outrider_runtime.control.compiled import compilable, compiled
-from outrider_runtime.drafters.longest_match import Proposals
-from outrider_runtime.drafters.suffix import AGREEMENT, SLOPE, sharing_scope
+from outrider_runtime.drafters.longest_match import Proposals, confidence_of
+from outrider_runtime.drafters.suffix import sharing_scope
 from outrider_runtime.loop.confidences import START_INTERCEPT, START_SLOPE
 
 NO_OWNER = -1
@@ -212,8 +212,7 @@ def _follow_most(
                 ends[agreeing] = ends[i]
                 agreeing += 1
         tokens[k] = token
-        agreement = 2 * math.log(agreeing) - math.log(matches)
-        confidence[k] = KEPT_BASE + SLOPE * (math.log(context + k) + AGREEMENT * agreement)
+        confidence[k] = confidence_of(KEPT_BASE, context + k, agreeing, matches)
         matches = agreeing
     return len(tokens)
 

@@ -119,6 +119,12 @@ def _follow_latest(
             if (text[at] if at < len(text) else tokens[at - len(text)]) == tokens[k]:
                 ends[agreeing] = ends[i]
                 agreeing += 1
-        agreement = 2 * math.log(agreeing) - math.log(matches)
-        confidence[k] = BASE + SLOPE * (math.log(context + k) + AGREEMENT * agreement)
+        confidence[k] = confidence_of(BASE, context + k, agreeing, matches)
         matches = agreeing
+
+
+@compilable
+def confidence_of(base: float, context: int, agreeing: int, matches: int) -> float:
+    """The equation of `drafters.suffix`, for one token. base: confidence after one match of one token."""
+    agreement = 2 * math.log(agreeing) - math.log(matches)
+    return base + SLOPE * (math.log(context) + AGREEMENT * agreement)
