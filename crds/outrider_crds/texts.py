@@ -6,6 +6,7 @@ A text is made fit where a model takes it, so no pod's report is too long for th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -33,3 +34,9 @@ Text = Annotated[str, Field(max_length=256), _fitting(256)]
 """A name or a figure."""
 Message = Annotated[str, Field(max_length=2048), _fitting(2048)]
 """Sentences."""
+
+
+def name_some(names: Sequence[str], most: int) -> str:
+    """Name the first `most`, and say how many there are besides: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -13,6 +13,7 @@ from outrider_crds.conditions import ConditionReason, ConditionStatus, Condition
 from outrider_crds.existing_pods import CONFIG_FILE_KEY, ExistingPods, config_file
 from outrider_crds.existing_pods_rules import PODS_ARE_THEIRS
 from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.texts import name_some
 
 from outrider_operator.cluster_model import CONFIG_MAP, Object, ServiceIdentity, config_file_map_name
 from outrider_operator.decide.concerns.specification_outcome import refused, spec_valid
@@ -85,8 +86,7 @@ def _in_force(world: ServiceWorld, file_digest: str) -> Verdict:
             for pod in map(name_of, pods.ready)
             if (said := words(world, file_digest, pod))
         ]:
-            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            return false(reason, cut(sentence.format(f"{', '.join(named[:_MOST_NAMED])}{more}"), 2048))
+            return false(reason, cut(sentence.format(name_some(named, _MOST_NAMED)), 2048))
     return true(ConditionReason.UP_TO_DATE, f"The spec is in force in all {len(pods.ready)} ready pods.")
 
 

@@ -10,6 +10,7 @@ from outrider_crds.conditions import ConditionReason, ConditionType
 from outrider_crds.runtime_state import AdapterState, RuntimeState
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import AdapterStatus
+from outrider_crds.texts import name_some
 
 from outrider_operator.decide.concerns.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.desired.service_world import ServiceWorld
@@ -152,6 +153,4 @@ def _said(problems: list[_Reports]) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """A few names, and how many there are besides."""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return cut(f"{', '.join(names[:_MOST_NAMED])}{more}", 1024)
+    return cut(name_some(names, _MOST_NAMED), 1024)
